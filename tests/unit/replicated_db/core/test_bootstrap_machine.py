@@ -31,8 +31,16 @@ from replicated_db.core.bootstrap.bootstrap_machine import (
     SeekPeers,
     WrongContent,
 )
-from replicated_db.core.bootstrap.listing import Content, ListedFile, ListedPosition, Listing
-from replicated_db.core.bootstrap.peer_choice import Choice, PeerView, ServingPeer, Wanted, choose
+from replicated_db.core.bootstrap.listing import (
+    MAX_NUMBER,
+    MAX_TEXT_CHARACTERS,
+    BadListing,
+    Content,
+    ListedFile,
+    ListedPosition,
+    Listing,
+)
+from replicated_db.core.bootstrap.peer_choice import Choice, PeerView, ServingPeer, Wanted, choose, view_from
 from schemas.transitions import NoSuchTransition
 
 ONE, TWO = ServingPeer("n1", "n1:1"), ServingPeer("n2", "n2:1")
@@ -231,3 +239,46 @@ def test_the_leader_is_asked_first_then_who_stands_furthest():
         "its cluster is 'other', not 'test'",
         "it stands at offset 8, and the log begins at 10",
     ]
+
+
+VIEW = {
+    "node": "n1", "cluster": "test", "shard": 0, "shards": 1, "offset": -1, "leads": False, "flagged": True, "holds": None,
+}  # fmt: skip
+
+
+def test_what_a_peer_says_of_itself():
+    found = view_from(ONE, VIEW)
+    assert (found.peer, found.node, found.offset, found.leads, found.flagged) == (ONE, "n1", -1, False, True)
+    longest = view_from(ONE, VIEW | {"cluster": "c" * MAX_TEXT_CHARACTERS, "offset": MAX_NUMBER})
+    assert (len(longest.cluster), longest.offset) == (MAX_TEXT_CHARACTERS, MAX_NUMBER)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"node": ""}, "node: a text of"), ({"cluster": 5}, "cluster: a text of"),
+        ({"cluster": "c" * (MAX_TEXT_CHARACTERS + 1)}, "cluster: a text of"), ({"shard": -1}, "shard: a number in 0"),
+        ({"shards": 0}, "shards: a number in 1"), ({"offset": -2}, "offset: a number in -1"),
+        ({"offset": MAX_NUMBER + 1}, "offset: a number"), ({"offset": True}, "offset: a number"),
+        ({"leads": 1}, "leads: true or false"), ({"flagged": None}, "flagged: true or false"),
+    ],
+)  # fmt: skip
+def test_what_a_peer_may_not_say_of_itself(changed: dict[str, Any], said: str):
+    with pytest.raises(BadListing, match=said):
+        view_from(ONE, VIEW | changed)
+
+
+@pytest.mark.parametrize(
+    ("view", "said"),
+    [
+        (("other", 0, 1, 50), "its cluster is 'other', not 'test'"), (("test", 1, 1, 50), "its shard is 1, not 0"),
+        (("test", 0, 2, 50), "its shards is 2, not 1"), (("test", 0, 1, 5), "stands at offset 5, and this replica at 5"),
+        (("test", 0, 1, 9), "stands at offset 9, and the log begins at 10"),
+        (("test", 0, 1, 19), "stands at offset 19: replaying the log up to there is as good"),
+    ],
+)  # fmt: skip
+def test_what_speaks_against_a_checkpoint(view: tuple[str, int, int, int], said: str):
+    wanted = replace(WANTED, least_offset=20)
+    assert said in str(wanted.against(*view))
+    assert wanted.against("test", 0, 1, 20) is None
+    assert replace(wanted, least_offset=0).against("test", 0, 1, 10) is None

@@ -119,3 +119,14 @@ def test_an_error_that_quotes_the_request_is_cut_and_says_its_length():
     assert shortened("x" * MAX_MESSAGE_CHARACTERS) == "x" * MAX_MESSAGE_CHARACTERS
     long = "x" * (MAX_MESSAGE_CHARACTERS + 1)
     assert shortened(long) == f"{long[:-1]}… ({MAX_MESSAGE_CHARACTERS + 1:,} characters long)"
+
+
+def test_answers_and_operations_may_be_as_long_as_their_bounds():
+    assert run("x" * 64, RunLimits(refusal_bytes=64))[0].response == b"x" * 64
+    assert run("x" * 65, RunLimits(refusal_bytes=64))[0].response.startswith(
+        b"failed|its answer takes 65 bytes; at most 64"
+    )
+    executed, transaction = run([put(b"a", b"1")], RunLimits())
+    size = transaction.size_bytes + len(executed.response)
+    assert run([put(b"a", b"1")], RunLimits(kept_bytes=size))[0].keep
+    assert run([put(b"a", b"1")], RunLimits(kept_bytes=size - 1))[0].response.startswith(b"too large|")

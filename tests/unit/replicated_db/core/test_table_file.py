@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from replicated_db.core.diffing.table_file import FOOTER_BYTES, TableFileKeys, UnreadableTable
+from replicated_db.core.diffing.table_file import (
+    FOOTER_BYTES,
+    TRAILER_BYTES,
+    BlockHandle,
+    TableFileKeys,
+    UnreadableTable,
+    _entries,
+    _index_entries,
+    _keys,
+    varint,
+)
 from replicated_db.shell.diffing.checkpoint_diff import _decompressed
 from replicated_db.shell.rocks import RocksReader, RocksStore
 
@@ -96,3 +106,94 @@ def test_other_bytes_are_no_table_file():
 def test_what_is_no_block(kind: int, content: bytes, fault: str):
     with pytest.raises(ValueError, match=fault):
         _decompressed(kind, content)
+
+
+# Single blocks, made by hand.
+
+
+def number(value: int) -> bytes:
+    """Return a number, 7 bits a byte, the lowest first."""
+    found = b""
+    while value >= 0x80:
+        found += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return found + bytes([value])
+
+
+def block(*entries: tuple[int, bytes, bytes], restarts: int = 1) -> bytes:
+    """Return a block of entries: bytes shared with the key before, the key's other bytes, the value."""
+    body = b"".join(
+        number(shared) + number(len(own)) + number(len(value)) + own + value for shared, own, value in entries
+    )
+    return body + bytes(4 * restarts) + restarts.to_bytes(4, "little")
+
+
+SEQUENCE = bytes(8)
+LONG = b"k" * 300
+
+
+def test_entries_share_the_beginnings_of_their_keys():
+    made = block((0, b"abc", b"1"), (2, b"x", b""), (0, LONG, b"v" * 200))
+    assert list(_entries(made)) == [(b"abc", b"1"), (b"abx", b""), (LONG, b"v" * 200)]
+    assert list(_entries(block(restarts=0))) == []
+
+
+def test_keys_of_a_data_block_come_without_their_sequence_numbers():
+    made = block((0, b"a" + SEQUENCE, b"1"), (1, SEQUENCE, b""), (0, LONG + SEQUENCE, b"v" * 200))
+    assert list(_keys(made)) == [b"a", b"a", LONG]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [(1, b"a" + SEQUENCE, b""), (0, b"short", b"")],
+    ids=["shares what is not there", "no sequence number"],
+)
+def test_a_data_block_that_contradicts_itself(entry: tuple[int, bytes, bytes]):
+    with pytest.raises(UnreadableTable, match="an entry of a data block is longer than the block"):
+        list(_keys(block(entry)))
+
+
+def test_a_block_ends_where_its_entries_do():
+    cut = number(0) + number(9) + number(1) + b"a" + SEQUENCE
+    tail = bytes(4) + (1).to_bytes(4, "little")
+    for read, said in ((_keys, "of a data block is longer"), (_entries, "of a block is longer")):
+        with pytest.raises(UnreadableTable, match=said):
+            list(read(cut + tail))
+        assert list(read(cut + b"v" + tail))
+    with pytest.raises(UnreadableTable, match="an entry of a block is longer than the block"):
+        list(_entries(block((1, b"a", b""))))
+
+
+def test_handles_are_whole_or_differ_from_the_one_before():
+    """The size's difference is signed: even numbers are not negative, odd ones are."""
+    made = (
+        number(0) + number(1) + b"a" + number(1000) + number(50)
+        + number(1) + number(1) + b"b" + number(2 * 3)
+        + number(1) + number(1) + b"c" + number(2 * 5 - 1)
+        + bytes(4) + (1).to_bytes(4, "little")
+    )  # fmt: skip
+    first = BlockHandle(1000, 50)
+    second = BlockHandle(1000 + 50 + TRAILER_BYTES, 53)
+    third = BlockHandle(second.offset + 53 + TRAILER_BYTES, 48)
+    assert list(_index_entries(made)) == [(b"a", first), (b"ab", second), (b"ac", third)]
+    for entry in (number(1) + number(1) + b"a", number(0) + number(9) + b"a"):
+        with pytest.raises(UnreadableTable, match="an entry of an index is longer than the index"):
+            list(_index_entries(entry + bytes(4) + (1).to_bytes(4, "little")))
+
+
+@pytest.mark.parametrize("value", [0, 127, 128, 300, 2**32, 2**63])
+def test_numbers_of_up_to_64_bits(value: int):
+    assert varint(b"x" + number(value) + b"y", 1) == (value, 1 + len(number(value)))
+
+
+def test_a_number_that_does_not_end():
+    for content in (b"", b"\x80", b"\xff" * 20):
+        with pytest.raises(UnreadableTable, match="a number in a block does not end"):
+            varint(content, 0)
+
+
+def test_restart_points_lie_in_the_block():
+    for content in (b"", b"\0\0\0", bytes(4) + (2).to_bytes(4, "little")):
+        with pytest.raises(UnreadableTable, match="restart points"):
+            list(_entries(content))
+    assert list(_entries(bytes(4) + (1).to_bytes(4, "little"))) == []

@@ -9,7 +9,7 @@ import pytest
 
 from replicated_db.core.trimming.audit_view import MAX_NODES, MAX_SHARDS, AuditView
 from replicated_db.core.trimming.bases import MAX_BASES, Base, Bases
-from replicated_db.core.trimming.places import AuditPlace, MemberPlace, agreeing
+from replicated_db.core.trimming.places import MAX_DIGESTS, MAX_HOLDS, AuditPlace, MemberPlace, agreeing
 from replicated_db.core.trimming.trim_rule import AUDIT_SILENCE_MS, TrimFacts, TrimWish, decide
 from schemas.records.messages import Verdict
 
@@ -227,3 +227,54 @@ def test_strangers_verdicts_are_bounded():
     assert len(place_.diverged) == MAX_NODES
     view.take([verdict("n1", "equal", 1, shard=number) for number in range(MAX_SHARDS + 5)])
     assert view.place(MAX_SHARDS + 2) is None
+
+
+def test_of_several_bases_the_newest_that_may_be_is_the_logs_beginning():
+    third = Base(20, 7, CHAIN)
+    bases = (OLD, third, NEW)
+    places = {name: place(name, bases=bases) for name in MEMBERS}
+    facts = replace(known(**places), logged_at_ms=LOGGED_AT_MS | {third: NOW_MS - 1000})
+    assert decide(facts, TrimWish()).base == NEW
+    assert decide(replace(facts, first=10), TrimWish()).base == NEW
+    assert decide(facts, TrimWish(keep_records=20)).base == third
+    silent = dict.fromkeys(bases, NOW_MS - AUDIT_SILENCE_MS)
+    audit = AuditPlace(offset=5, decided_at_ms=NOW_MS - 7_000)
+    late = replace(facts, logged_at_ms=silent, audit=audit)
+    assert decide(late, TrimWish()).base == NEW
+    assert why(late, "audit") == "silent for 7 s, longer than it may hold the log: it begins anew at the base"
+    one_overdue = replace(late, logged_at_ms=silent | {NEW: NOW_MS})
+    assert decide(one_overdue, TrimWish()).base == third
+
+
+def test_what_is_said_of_a_decision():
+    done = decide(known(), TrimWish())
+    said = done.to_json()
+    assert (said["first"], said["end"], said["offset"], said["records"]) == (0, 40, 30, 30)
+    assert (said["base"], said["held_by"]) == ({"offset": 30, "index": 9}, done.held_by.rule)
+    assert [one["rule"] for one in said["rules"]] == [one.rule for one in done.findings]
+    assert said["rules"][0] == {"rule": "members", "allows": 34, "why": done.findings[0].why}
+    assert decide(replace(known(), first=30), TrimWish()).to_json()["base"] is None
+
+
+def test_without_members_nothing_is_trimmed():
+    nobody = replace(known(), answers={"n1": place("n1", members=())})
+    assert why(nobody, "members") == "no node that answers knows the shard's members"
+    assert decide(nobody, TrimWish()).offset == 0
+    everybody = TrimWish(leave_behind=frozenset(MEMBERS))
+    assert why(known(), "members", everybody) == "every member would be left behind"
+    assert decide(known(), everybody).offset == 0
+
+
+def test_an_answer_has_as_many_items_as_it_may():
+    most = [[number, "ab"] for number in range(MAX_DIGESTS + 1)]
+    given = place("n1").to_json()
+    assert len(MemberPlace.from_json(given | {"digests": most}).digests) == MAX_DIGESTS + 1
+    with pytest.raises(ValueError, match="digests is no list of up to"):
+        MemberPlace.from_json(given | {"digests": [*most, [0, "ab"]]})
+    assert len(MemberPlace.from_json(given | {"holds": [1] * MAX_HOLDS}).holds) == MAX_HOLDS
+    with pytest.raises(ValueError, match="holds is no list of up to"):
+        MemberPlace.from_json(given | {"holds": [1] * (MAX_HOLDS + 1)})
+    empty = MemberPlace.from_json(given | {"offset": -1, "keeps_from": 0, "index": 0, "shard": 0, "holds": [0]})
+    assert (empty.offset, empty.keeps_from, empty.holds) == (-1, 0, (0,))
+    with pytest.raises(ValueError, match="keeps_from 1 lies behind offset -1"):
+        MemberPlace.from_json(given | {"offset": -1, "keeps_from": 1})

@@ -9,8 +9,9 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 
+from replicated_db.core.errors import BrokenLog
 from replicated_db.core.ports import AppendRefused, Log, LogUnavailable, OffsetOutOfRange
 from replicated_db.shell.kafka import fresh_consumer, kafka_log
 from replicated_db.shell.kafka.fresh_consumer import FreshConsumer
@@ -161,3 +162,68 @@ def test_a_reader_that_was_never_placed_is_made_anew_all_the_same(broker: Memory
     reader.renew()
     assert reader.consumer is not first
     reader.close()
+
+
+class Told:
+    """A message as librdkafka hands it over: a record, or an error."""
+
+    def __init__(self, offset: int | None, code: int | None = None) -> None:
+        self._offset = offset
+        self._code = code
+
+    def error(self) -> KafkaError | None:
+        return None if self._code is None else KafkaError(self._code, "why")
+
+    def offset(self) -> int | None:
+        return self._offset
+
+    def value(self) -> bytes:
+        return b"value"
+
+    def timestamp(self) -> tuple[int, int]:
+        return (1, 77)
+
+
+def reading(log: KafkaLog, monkeypatch: pytest.MonkeyPatch, *messages: Told) -> list[str]:
+    """Have a log read these messages; return what it does to its reader."""
+    done: list[str] = []
+    answers = iter([list(messages[:1]), list(messages[1:])])
+    monkeypatch.setattr(log._reader, "assign", lambda where: done.append(f"assign {where.offset}"))
+    monkeypatch.setattr(log._reader, "renew", lambda: done.append("renew"))
+    monkeypatch.setattr(log._reader, "consume", lambda *_: next(answers))
+    return done
+
+
+def test_records_before_an_error_are_taken_and_the_rest_is_read_afresh(log: KafkaLog, monkeypatch: pytest.MonkeyPatch):
+    done = reading(log, monkeypatch, Told(5), Told(6), Told(None, KafkaError._TRANSPORT), Told(8))
+    assert [(entry.offset, entry.timestamp_ms) for entry in log.read(5, 10, 0)] == [(5, 77), (6, 77)]
+    reading(log, monkeypatch, Told(7))
+    again = reading(log, monkeypatch, Told(7))
+    assert [entry.offset for entry in log.read(7, 1, 0)] == [7]
+    assert (done, again) == (["assign 5"], ["assign 7"])
+    on = reading(log, monkeypatch, Told(8))
+    assert [entry.offset for entry in log.read(8, 1, 0)] == [8]
+    assert on == [], "it goes on by itself"
+
+
+@pytest.mark.parametrize("code", [KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET])
+def test_an_offset_out_of_range_is_asked_of_another_broker_next(
+    log: KafkaLog, monkeypatch: pytest.MonkeyPatch, code: int
+):
+    done = reading(log, monkeypatch, Told(5), Told(None, code))
+    with pytest.raises(OffsetOutOfRange, match="offset 5: why"):
+        log.read(5, 10, 0)
+    assert done == ["assign 5", "renew"]
+
+
+@pytest.mark.parametrize(("at", "said"), [(7, "7"), (None, "5")])
+def test_a_record_that_is_damaged_is_named(log: KafkaLog, monkeypatch: pytest.MonkeyPatch, at: int | None, said: str):
+    reading(log, monkeypatch, Told(at, KafkaError._BAD_MSG))
+    with pytest.raises(BrokenLog, match=rf"\b{said}\b"):
+        log.read(5, 10, 0)
+
+
+def test_any_other_error_is_of_the_brokers(log: KafkaLog, monkeypatch: pytest.MonkeyPatch):
+    reading(log, monkeypatch, Told(None, KafkaError._TRANSPORT))
+    with pytest.raises(LogUnavailable, match="^why$"):
+        log.read(5, 10, 0)
