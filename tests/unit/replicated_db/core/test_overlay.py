@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from replicated_db.core.tables import overlay as overlay_module
 from replicated_db.core.tables.memory import MemoryStore
 from replicated_db.core.tables.overlay import Overlay, merge_ordered
 from tests.support.replicated.kit import FAMILIES
@@ -127,3 +128,33 @@ def test_iteration_prefers_the_overlays_values(overlay: Overlay):
 def test_merge_ordered(above: dict[bytes, bytes | None], expected: list[int]):
     base = iter([(b"1", b"base"), (b"3", b"base")])
     assert [int(key) for key, _ in merge_ordered(base, above)] == expected
+
+
+class CountingStore(MemoryStore):
+    """A store that counts its reads."""
+
+    reads = 0
+
+    def get(self, cf: str, key: bytes) -> bytes | None:
+        self.reads += 1
+        return super().get(cf, key)
+
+
+def test_what_is_read_from_the_store_is_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(overlay_module, "MAX_REMEMBERED", 2)
+    monkeypatch.setattr(overlay_module, "MAX_REMEMBERED_BYTES", 3)
+    store = CountingStore(FAMILIES.names)
+    store.write([("things", b"short", b"123"), ("things", b"long", b"1234")])
+    found = Overlay(store)
+
+    def reads(key: bytes) -> int:
+        before = store.reads
+        found.get("things", key)
+        return store.reads - before
+
+    assert [reads(b"long"), reads(b"long")] == [1, 1], "too long to be remembered"
+    assert [reads(b"short"), reads(b"short"), reads(b"absent"), reads(b"absent")] == [1, 0, 1, 0]
+    assert reads(b"third") == 1
+    assert [reads(b"third"), reads(b"short")] == [0, 1], "all but the last were forgotten to make room"
+    found.forget()
+    assert reads(b"third") == 1

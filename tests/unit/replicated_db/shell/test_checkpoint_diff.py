@@ -6,12 +6,15 @@ import os
 import shutil
 from pathlib import Path
 
+import cramjam
 import pytest
 
 from replicated_db.core.diffing.file_plan import KeyRange
 from replicated_db.core.diffing.sweep import RowChange
 from replicated_db.core.errors import StoreFailure
-from replicated_db.shell.diffing.checkpoint_diff import CheckpointDiff
+from replicated_db.shell.diffing import checkpoint_diff
+from replicated_db.shell.diffing import scratch as scratch_module
+from replicated_db.shell.diffing.checkpoint_diff import LZ4, CheckpointDiff, _decompressed, _files
 from replicated_db.shell.diffing.scratch import DiskScratch, ScratchFull
 from replicated_db.shell.rocks import RocksReader, RocksStore
 
@@ -227,3 +230,54 @@ class TestScratch:
         with pytest.raises(ScratchFull, match="more than 10 bytes"):
             scratch.put(b"", b"1")
         scratch.close()
+
+    def test_many_rows_are_written_in_batches(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(scratch_module, "SCRATCH_BATCH_ROWS", 3)
+        scratch = DiskScratch(tmp_path / "rows", 10**6)
+        sizes = []
+        for number in range(7):
+            scratch.put(b"%d" % number, b"v")
+            sizes.append(len(scratch._waiting))
+        assert sizes == [1, 2, 0, 1, 2, 0, 1]
+        assert scratch.bytes_taken == 14
+        assert len(list(scratch.iterate(b"", b"\xff"))) == 7
+        scratch.close()
+
+    def test_a_disk_that_fails_is_an_error(self, tmp_path: Path):
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(StoreFailure, match="does not open"):
+            DiskScratch(tmp_path / "file" / "rows", 10)
+        scratch = DiskScratch(tmp_path / "rows", 10)
+        scratch.put(b"a", b"")
+        scratch._db.close()
+        with pytest.raises(StoreFailure, match="rows: write: "):
+            list(scratch.iterate(b"", b"b"))
+        with pytest.raises(StoreFailure, match="rows: iterate: "):
+            list(scratch.iterate(b"", b"b"))
+        scratch.close()
+        assert not (tmp_path / "rows").exists()
+
+
+def test_reading_is_told_now_and_then(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+    """Whoever waits may stop it at any of these moments."""
+    monkeypatch.setattr(checkpoint_diff, "CHECKED_ROWS", 2)
+    read: list[int] = []
+    diff = pair.diff()
+    assert list(diff.rows(read.append)) == DIFFERING
+    assert read == [2, 1]
+    assert diff.steps_done == diff.plan.steps == 1
+    diff.close()
+
+
+def test_a_file_that_is_not_there_any_more_is_an_error(pair: Pair):
+    diff = pair.diff()
+    with pytest.raises(StoreFailure, match="cannot be read"):
+        list(_files(diff._new, pair.newer.with_name("elsewhere"), "things", {}, ALL))
+    diff.close()
+
+
+def test_a_block_that_is_longer_than_it_says_is_refused():
+    content = bytes(cramjam.lz4.compress_block(b"x" * 100, store_size=False))
+    assert _decompressed(LZ4, bytes([100]) + content) == b"x" * 100
+    with pytest.raises(ValueError, match="not LZ4"):
+        _decompressed(LZ4, bytes([99]) + content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Event
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,9 @@ from replicated_db.core.applying.replica import Offered
 from replicated_db.core.errors import AheadOfLog
 from replicated_db.core.leading.leader import Leader, claim_for
 from replicated_db.core.log.reading import Reading
-from replicated_db.core.ports import ANSWER_WAIT_S, DeliveryReport, LogUnavailable
+from replicated_db.core.ports import ANSWER_WAIT_S, DeliveryReport, Entry, LogUnavailable
 from replicated_db.core.tables.memory import ManualClock, MemoryAppender
-from replicated_db.shell.claiming import CLAIM_WAIT_S, MAX_CLOCK_SKEW_MS, READ_STEP_S, Claimer, UnfitToLead
+from replicated_db.shell.claiming import CLAIM_WAIT_S, MAX_CLOCK_SKEW_MS, READ_STEP_S, READ_WAIT_S, Claimer, UnfitToLead
 from schemas.codecs.codec import encode
 from schemas.records.log import Tick
 from tests.support.replicated.kit import CHAIN, LIMITS, Kit, Shard, put
@@ -209,3 +210,86 @@ def test_another_record_than_the_one_applied_stops_the_candidate():
     with pytest.raises(AheadOfLog, match="shard 0, offset 1: the log holds another record than the one applied"):
         claiming.claim()
     assert claiming.appender.in_flight == [], "nothing was claimed"
+
+
+class Mute:
+    """A log whose records cannot be read for so many questions; the clock goes on with each."""
+
+    def __init__(self, claiming: Claiming, times: float, offset: int = 0) -> None:
+        self._log = claiming.shard.log
+        self.left = times
+        self._from = offset
+        self.asked: list[tuple[int, int]] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._log, name)
+
+    def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:
+        self.asked.append((offset, limit))
+        if offset >= self._from and self.left > 0:
+            self.left -= 1
+            return []
+        return self._log.read(offset, limit, wait_s)
+
+
+def mute(claiming: Claiming, times: float, offset: int = 0) -> Mute:
+    found: Any = Mute(claiming, times, offset)
+    claiming.claimer.log = found
+    claiming.appender.becomes = MemoryAppender.deliver
+    silent: Mute = found
+    return silent
+
+
+def test_a_log_that_is_slow_to_answer_is_asked_again():
+    claiming = Claiming()
+    mute(claiming, READ_WAIT_S / 4)
+    assert claiming.claim() is not None
+
+
+def test_a_position_that_cannot_be_read_ends_the_claim():
+    claiming = Claiming()
+    began_ms = claiming.clock.elapsed_ms()
+    mute(claiming, float("inf"))
+    with pytest.raises(LogUnavailable, match="shard 0: offset 1, which this replica has applied, cannot be read"):
+        claiming.claim()
+    assert claiming.clock.elapsed_ms() - began_ms >= READ_WAIT_S * 1000
+    assert claiming.appender.in_flight == []
+
+
+def test_a_claim_that_cannot_be_read_is_given_up():
+    claiming = Claiming()
+    mute(claiming, float("inf"), offset=2)
+    with pytest.raises(LogUnavailable, match=f"no record from offset 2 on within {READ_WAIT_S} s"):
+        claiming.claim()
+
+
+def test_records_that_were_lost_behind_the_anchor_stop_the_candidate(monkeypatch: pytest.MonkeyPatch):
+    """Its chain would not be the log's."""
+    claiming = Claiming()
+    claiming.appender.becomes = MemoryAppender.deliver
+    judged = claiming.claimer._judge_again
+    monkeypatch.setattr(claiming.claimer, "_judge_again", lambda *given: replace(judged(*given), chain=b"?" * 32))
+    with pytest.raises(
+        AheadOfLog, match="shard 0: the log has lost records that this replica had read before its claim"
+    ):
+        claiming.claim()
+
+
+def test_what_is_judged_again_is_read_to_the_claim_and_no_further():
+    claiming = Claiming()
+    silent = mute(claiming, 0)
+    leader = claiming.claim()
+    assert leader is not None
+    claim = claiming.shard.replica.read_offset
+    assert max(offset + limit for offset, limit in silent.asked) == claim + 1
+
+
+def test_a_record_that_cannot_be_judged_again_is_not_taken_for_read():
+    claiming = Claiming()
+    position = claiming.shard.replica.position
+    claiming.shard.log.append(b"anything")
+    silent = mute(claiming, float("inf"), offset=2)
+    with pytest.raises(LogUnavailable, match="no record from offset 2 on within"):
+        claiming.claimer._judge_again(position, 2)
+    silent.left = 0
+    assert claiming.claimer._judge_again(position, 1) == position

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from threading import Event
 from typing import Any
 
@@ -305,3 +306,63 @@ def test_a_queue_gives_what_it_has_up_to_the_limit():
         waiting.put(one)
     assert take_queued(waiting, 2, 0) == wanted[:2]
     assert take_queued(waiting, 2, 0.001) == wanted[2:]
+
+
+def test_another_candidate_that_is_faster_leads(story: Story, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(story.loop._claimer, "claim", lambda *_: None)
+    assert story.lead() == "another candidate was faster"
+    assert (story.opened_for, story.loop.times_led) == ([], 0)
+
+
+def test_what_has_to_begin_a_batch_waits_for_what_is_before_it(story: Story):
+    """Everything before it is sealed and settled first; what comes behind it keeps its place."""
+    first, begins, behind = some(3)
+    begins = replace(begins, begins_batch=True)
+    story.lead(list, lambda: [first, begins, behind])
+    assert [reply.proposal for reply in story.replies] == [first, begins, behind]
+    assert story.kinds().count("Batch") >= 2
+    assert story.loop.requests == 3
+
+
+def test_a_batch_that_has_been_open_for_too_long_takes_no_more(story: Story):
+    def late() -> Sequence[Proposal]:
+        story.clock.advance(LIMITS.max_batch_age_ms + 1)
+        return some(1)
+
+    story.lead(story.hold, lambda: some(1), late, story.release)
+    assert story.kinds().count("Batch") == 2
+    assert len(story.replies) == 2
+
+
+def test_a_full_batch_is_sealed_before_the_next_request_is_taken():
+    story = Story(LeaderLimits(scrub_interval_ms=0, max_batch_requests=2))
+    story.lead(list, lambda: some(5))
+    assert story.kinds().count("Batch") == 3
+    assert len(story.replies) == 5
+
+
+def test_a_loop_knows_the_claims_that_it_has_made(story: Story):
+    story.lead(list)
+    nonce = decode(story.log.entries[0].value).nonce
+    assert story.loop.has_claimed(nonce)
+    assert not story.loop.has_claimed(b"?" * 16)
+
+
+def test_a_drain_waits_for_what_is_in_flight(story: Story):
+    seen: list[int] = []
+
+    def polled() -> None:
+        if story.stop.is_set():
+            seen.append(story.in_flight)
+            if len(seen) == 4:
+                story.log.holds = False
+
+    def last() -> Sequence[Proposal]:
+        story.log.last.on_poll = polled
+        story.log.holds = True
+        story.stop.set()
+        return some(2)
+
+    assert story.lead(list, last) == "stopped"
+    assert len(seen) >= 4
+    assert len(story.replies) == 2

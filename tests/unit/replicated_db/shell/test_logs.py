@@ -6,6 +6,8 @@ import io
 import json
 import logging
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -48,3 +50,18 @@ def test_a_traceback_is_a_field():
     text = formatter.format(record)
     assert "\n" not in text
     assert "ValueError: bad" in json.loads(text)["traceback"]
+
+
+def test_a_note_about_a_shard_says_where_the_shard_is(caplog: pytest.LogCaptureFixture):
+    position: Any = SimpleNamespace(term=3, index=17)
+    replicas: Any = {1: SimpleNamespace(position=position)}
+    notes = logs.Notes(replicas)
+    with caplog.at_level(logging.WARNING):
+        notes.info("not heard", shard=1)
+        notes.warning("one", shard=1, offset=5)
+        notes.warning("two", shard=2)
+        notes.warning("three", shard=1, term=9)
+    assert [(one.levelname, one.getMessage(), one.__dict__["fields"]) for one in caplog.records] == [
+        ("WARNING", "one", {"term": 3, "index": 17, "shard": 1, "offset": 5}), ("WARNING", "two", {"shard": 2}),
+        ("WARNING", "three", {"term": 9, "index": 17, "shard": 1}),
+    ]  # fmt: skip
