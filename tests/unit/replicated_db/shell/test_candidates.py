@@ -318,7 +318,8 @@ def test_a_run_says_what_it_is_at_again_and_again(tmp_path: Path, monkeypatch: p
     with _Teller(notes.append, "shard 0: ", file) as teller:
         teller.at("waits")
         assert wait_until(lambda: notes.count("shard 0: waits") > 2, DEADLINE_S, interval_s=0.001)
-        assert file.read_text() == "shard 0: waits"
+        # It is written again and again, so a reader may find it empty for a moment.
+        assert wait_until(lambda: file.read_text() == "shard 0: waits", DEADLINE_S, interval_s=0.001)
         teller.at(lambda: f"has {next(counted)} rows")
         assert wait_until(lambda: "shard 0: has 3 rows" in notes, DEADLINE_S, interval_s=0.001)
         thread = next(one for one in threading.enumerate() if one.name == "bootstrap-progress")
