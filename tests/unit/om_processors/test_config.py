@@ -61,7 +61,7 @@ def test_requests_and_the_log_have_a_partition_for_each_shard(monkeypatch: pytes
         asked.append(given)
         return found
 
-    monkeypatch.setattr(startup.startup, "check_topics", check)
+    monkeypatch.setattr("replicated_db.shell.startup.check_topics", check)
     if wrong is None:
         assert startup.check_topics("b:1", 2) is found
     else:

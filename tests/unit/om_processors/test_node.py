@@ -278,11 +278,11 @@ class Worker:
 def around(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What a process has once is not touched: its loop, its collector, its log."""
     done: list[str] = []
-    monkeypatch.setattr(node_module.mode.loop, "use", done.append)
+    monkeypatch.setattr("om_processors.node.mode.loop.use", done.append)
     monkeypatch.setattr(node_module, "calm_collector", lambda: done.append("calm"))
-    monkeypatch.setattr(node_module.logs, "configure", lambda node, *_: done.append(node))
+    monkeypatch.setattr("om_processors.node.logs.configure", lambda node, *_: done.append(node))
     monkeypatch.setattr(node_module, "validate_schemas", lambda: done.append("schemas"))
-    monkeypatch.setattr(node_module.faust, "Worker", Worker)
+    monkeypatch.setattr("om_processors.node.faust.Worker", Worker)
     return done
 
 
@@ -350,7 +350,12 @@ def test_a_node_hands_over_before_its_worker_stops(
     """If the worker does not stop, the process ends without it; whoever closes the node calls that off."""
     ending = threading.Timer(1_000, lambda: None)
     ends: list[Any] = []
-    monkeypatch.setattr(node_module, "end_soon", lambda close: ends.append(close) or ending)
+
+    def end_soon(close: Any) -> threading.Timer:
+        ends.append(close)
+        return ending
+
+    monkeypatch.setattr(node_module, "end_soon", end_soon)
     node = OMNode(config_of(broker, tmp_path, shards=1, write_audit=False), "topic")
     asyncio.run(node._hand_over())
     with pytest.raises(OMError, match="it stops"):

@@ -47,9 +47,10 @@ class Shard:
         group = {"om1": "group:1", "om2": "group:2", "om3": "group:3"}
         monkeypatch.setattr(log_trimming, "_group_addresses", lambda _: group)
         self.trimming = om_log_trimming(config, "topic", loops, this, ManualClock(), lambda shard: (70 + shard,))
-        self.trimmer: Any = Trimmer()
+        trimmer: Any = Trimmer()
+        self.trimmer = trimmer
         self.trimming._trimmer.close()
-        self.trimming._trimmer = self.trimmer
+        self.trimming._trimmer = trimmer
 
     def durable_place(self, holds: tuple[int, ...]) -> Any:
         self.held.append(holds)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from om_processors.fleet.core import pipeline_making, placement
-from om_processors.fleet.core.fleet import MAX_DATANODES, DatanodeHealth, Fleet, Picture
+from om_processors.fleet.core.fleet import MAX_CONTAINERS, MAX_DATANODES, DatanodeHealth, Fleet, Picture
 from om_processors.serving.fleet_api import pipeline_json
 from schemas.datanode_states import (
     CLOSED,
@@ -372,7 +372,7 @@ def test_who_leaves_is_told_of_when_nobody_needs_it():
     assert reached(dn4=[]) == [], "two others have its container, and three should"
     assert reached(dn4=[], dn1=[]) == [DECOMMISSIONED], "it holds nothing"
     assert reached(dn4=[], dn1=[container(256, partition=7)], dn2=[], dn3=[]) == [DECOMMISSIONED], "of no pipeline"
-    many = [container(256 * number) for number in range(placement.MAX_CONTAINERS)]
+    many = [container(256 * number) for number in range(MAX_CONTAINERS)]
     assert reached(dn1=many, dn2=many, dn3=many, dn4=many) == [], "it may hold more than it says"
     unheard = picture_of([heartbeat("dn2")], [row], leaving)
     assert [one.state for one in placement.reached(unheard)] == [DECOMMISSIONED]

@@ -28,11 +28,12 @@ class Case:
     """A member, and what it says; ``told`` also has "drain" where it drains."""
 
     def __init__(self, broker: MemoryBroker) -> None:
-        self.config: Any = SimpleNamespace(
+        config: Any = SimpleNamespace(
             bootstrap_servers=broker.bootstrap_servers, session_timeout_ms=SESSION_MS, node="n1", address="n1:1"
         )
+        self.config = config
         self.told: list[Any] = []
-        self.group = LeadersGroup(self.config, self.told.append)
+        self.group = LeadersGroup(config, self.told.append)
 
     def first(self, kind: type) -> Any:
         return next((one for one in self.told if isinstance(one, kind)), None)

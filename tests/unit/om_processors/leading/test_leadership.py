@@ -44,12 +44,12 @@ class Loop:
         self.may_end = threading.Event()
         """A loop that is told to end has batches in flight until this is set."""
         self.may_end.set()
-        self.silent_ms = 0
+        self.silent_ms = 0.0
 
     def beat(self) -> None:
         pass
 
-    def turned_ago_ms(self) -> int:
+    def turned_ago_ms(self) -> float:
         return self.silent_ms
 
     def lead(self, stop: threading.Event) -> str:
@@ -363,8 +363,9 @@ class Calls:
 
 @pytest.fixture
 def calls(leadership: Leadership) -> Calls:
-    found: Any = Calls()
-    leadership._calls = found
+    found = Calls()
+    calls: Any = found
+    leadership._calls = calls
     return found
 
 
@@ -469,7 +470,7 @@ def test_a_member_stays_as_long_as_it_is_wanted_and_then_waits(leadership: Leade
 
     leadership._signs.ends.lags = {0: 0}
     later_s = time.monotonic() + 2 * UNFIT_WAIT_S
-    monkeypatch.setattr(leadership_module.time, "monotonic", lambda: later_s)
+    monkeypatch.setattr("om_processors.leading.leadership.time.monotonic", lambda: later_s)
     monkeypatch.setattr(leadership._group, "stay", stay)
     monkeypatch.setattr(leadership._stop, "wait", wait)
     monkeypatch.setattr(leadership, "_tell", telling)

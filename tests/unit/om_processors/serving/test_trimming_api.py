@@ -54,9 +54,10 @@ class Trimming:
 
 class Case:
     def __init__(self) -> None:
-        self.trimming: Any = Trimming()
+        trimming: Any = Trimming()
+        self.trimming = trimming
         self.fatal: list[BaseException] = []
-        self.api = TrimmingApi(self.trimming, SHARDS, self.fatal.append)
+        self.api = TrimmingApi(trimming, SHARDS, self.fatal.append)
 
     def post(self, what: str, shard: str = "2", **query: str) -> Answer:
         handler = self.api.trim if what == "trim" else self.api.durable_position

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from replicated_db.core.applying.replica import Replica
+from replicated_db.core.bootstrap.bootstrap_machine import Release
 from replicated_db.core.bootstrap.listing import CHECKPOINTS, DATABASE, Content, ListedPosition, Listing, request_from
 from replicated_db.core.bootstrap.peer_choice import ServingPeer
 from replicated_db.core.errors import StoreFailure
@@ -317,7 +318,8 @@ def test_a_run_says_what_it_is_at_again_and_again(tmp_path: Path, monkeypatch: p
     with _Teller(notes.append, "shard 0: ", file) as teller:
         teller.at("waits")
         assert wait_until(lambda: notes.count("shard 0: waits") > 2, DEADLINE_S, interval_s=0.001)
-        assert file.read_text() == "shard 0: waits"
+        # It is written again and again, so a reader may find it empty for a moment.
+        assert wait_until(lambda: file.read_text() == "shard 0: waits", DEADLINE_S, interval_s=0.001)
         teller.at(lambda: f"has {next(counted)} rows")
         assert wait_until(lambda: "shard 0: has 3 rows" in notes, DEADLINE_S, interval_s=0.001)
         thread = next(one for one in threading.enumerate() if one.name == "bootstrap-progress")
@@ -356,7 +358,7 @@ def terms(peers: Callable[[], Any], **more: Any) -> Terms:
 
 def test_peers_are_sought_again_after_a_pause(asker: RocksNode, monkeypatch: pytest.MonkeyPatch):
     pauses: list[float] = []
-    monkeypatch.setattr(bootstrap_module.time, "sleep", pauses.append)
+    monkeypatch.setattr("replicated_db.shell.bootstrap.bootstrap.time.sleep", pauses.append)
     calls: Any = Calls()
     with pytest.raises(NoPeerServes, match="n1 at n1:1: no answer about shard 0"):
         bootstrap(asker.target(), terms(lambda: [PEER]), asker.notes.append, calls)
@@ -378,7 +380,7 @@ def test_a_peer_that_cannot_be_told_ends_its_transfer_by_itself(asker: RocksNode
     calls: Any = Calls()
     with _Teller(asker.notes.append, "", tmp_path / "progress.txt") as teller:
         run = _BootstrapRun(asker.target(), terms(list), teller, calls)
-        run._release(bootstrap_module.Release(PEER, "t" * 32))
+        run._release(Release(PEER, "t" * 32))
     assert asker.notes == ["n1 at n1:1: gone; it ends the transfer by itself"]
 
 

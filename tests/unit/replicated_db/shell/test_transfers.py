@@ -187,7 +187,7 @@ def test_a_checkpoint_that_goes_or_changes_meanwhile_is_left_out(
         return [*names(folder), "new"][: -1 if next(looked) == 0 else None]
 
     if how == "removed":
-        monkeypatch.setattr(transfer_desk.os, "link", removed)
+        monkeypatch.setattr("replicated_db.shell.bootstrap.transfer_desk.os.link", removed)
     else:
         monkeypatch.setattr(transfer_desk, "_names", changed)
     listing = desk.begin(asked())
