@@ -343,6 +343,11 @@ def test_one_node_is_asked_once_and_its_own_time_limit_holds(reads, nodes, monke
         reads.ask_at("GET", second.address, "/v1/volumes/v1/buckets/b1/key", {"name": "none"})
     assert len(first.queries) == 2
     limits: list[float] = []
-    monkeypatch.setattr(reads, "_ask", lambda *arguments: limits.append(arguments[-1]) or {})
+
+    def ask(*arguments):
+        limits.append(arguments[-1])
+        return {}
+
+    monkeypatch.setattr(reads, "_ask", ask)
     reads.ask_at("GET", first.address, "/", {})
     assert limits == [REQUEST_TIMEOUT_MS / 1000] == [10.0]
