@@ -26,19 +26,22 @@ def packets(size=KIB):
 
 
 @pytest.fixture
-def stream(make):
-    world = make(replicas=1)
+def world(make):
+    return make(replicas=1)
+
+
+@pytest.fixture
+def stream(world):
     (member,) = world.client.streams.directory.pipeline("pipeline-1").members
     made = ChunkStream(
         partial(world.client.streams.datanodes.connect, member), partition=1, container_id=257, local_id=1,
         silence_ms=30_000,
     )  # fmt: skip
-    made.world = world
     yield made
     made.close()
 
 
-def test_chunks_go_over_some_connections_and_their_ends_are_acknowledged_in_order(stream):
+def test_chunks_go_over_some_connections_and_their_ends_are_acknowledged_in_order(world, stream):
     stream.begin(0)
     assert len(stream._connections) == 1
     assert stream.acknowledged(wait=True) is None, "nothing is under way"
@@ -48,9 +51,9 @@ def test_chunks_go_over_some_connections_and_their_ends_are_acknowledged_in_orde
     assert stream.end(len(DATA), None, ends.append) is None
     assert ends == sorted(ends)
     assert ends[-1] == len(DATA)
-    chunks = stream.world.logs[1].chunks
+    chunks = world.logs[1].chunks
     assert sorted((chunk.offset, chunk.data) for chunk in chunks) == [(one.offset, one.data) for one in packets()]
-    assert stream.world.nodes["dn11"].blocks.store.written_length(257, 1) == len(DATA)
+    assert world.nodes["dn11"].blocks.store.written_length(257, 1) == len(DATA)
     assert stream.acknowledged(wait=True) is None
 
 
@@ -66,8 +69,8 @@ def test_what_has_been_answered_is_taken_at_once(stream):
     assert stream.acknowledged(wait=False) is None
 
 
-def test_another_answer_than_that_to_a_chunk_is_a_bad_frame(stream):
-    pipelines = stream.world.nodes["dn11"].pipelines
+def test_another_answer_than_that_to_a_chunk_is_a_bad_frame(world, stream):
+    pipelines = world.nodes["dn11"].pipelines
     real = pipelines.handle
 
     def handle(request):

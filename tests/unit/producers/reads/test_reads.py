@@ -9,7 +9,7 @@ from producers.errors import InvalidArgument, NotConnected, NotFound, RequestFai
 from producers.reads.node_addresses import address_of
 from producers.reads.read_views import PAGE_ENTRIES
 from producers.reads.read_words import missing
-from producers.reads.reads import Reads
+from producers.reads.reads import REQUEST_TIMEOUT_MS, Reads
 from schemas.records.messages import CommitKey
 from schemas.records.rows import BlockLocation
 from tests.support.sdk.memory import MemoryCluster, bucket_row, key_row, volume_row
@@ -328,3 +328,26 @@ def test_a_page_is_refused_what_a_listing_is(reads):
             (name,) = wrong
             with pytest.raises((InvalidArgument, TypeError), match=name):
                 ask(**wrong)
+
+
+def test_one_node_is_asked_once_and_its_own_time_limit_holds(reads, nodes, monkeypatch):
+    first, second, _ = nodes
+    assert reads.ask_at("GET", first.address, "/v1/volumes/v1", {"a": "b"})["volume"] == "v1"
+    assert first.queries == [("/v1/volumes/v1", {"a": "b"})]
+    first.error = (503, "NO_LEADER")
+    with pytest.raises(RetryableError, match="NO_LEADER it is"):
+        reads.ask_at("GET", first.address, "/v1/volumes/v1", {})
+    with pytest.raises(NotConnected):
+        reads.ask_at("GET", closed_port(), "/v1/volumes/v1", {})
+    with pytest.raises(NotFound):
+        reads.ask_at("GET", second.address, "/v1/volumes/v1/buckets/b1/key", {"name": "none"})
+    assert len(first.queries) == 2
+    limits: list[float] = []
+
+    def ask(*arguments):
+        limits.append(arguments[-1])
+        return {}
+
+    monkeypatch.setattr(reads, "_ask", ask)
+    reads.ask_at("GET", first.address, "/", {})
+    assert limits == [REQUEST_TIMEOUT_MS / 1000] == [10.0]

@@ -214,3 +214,24 @@ def test_who_waits_for_room_is_told_when_the_client_fails(opened: Open) -> None:
     waiting.join(WAIT_S)
     assert pipeline.close(60_000) == []
     assert connection.closed
+
+
+def test_a_call_takes_room_until_its_caller_has_been_told(opened: Open) -> None:
+    pipeline, _ = opened(max_in_flight=1)
+    telling, at_last, told = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(_: Any) -> None:
+        telling.set()
+        at_last.wait(WAIT_S)
+
+    pipeline.submit(CreateVolume(volume="v1"), slow)
+    assert telling.wait(WAIT_S)
+    waiting = threading.Thread(target=pipeline.submit, args=(CreateVolume(volume="v2"), lambda _: told.set()))
+    waiting.start()
+    eventually(lambda: pipeline._waiting == 1)
+    with pipeline._lock:
+        assert not pipeline._has_room_or_is_closed()
+    assert not told.is_set()
+    at_last.set()
+    waiting.join(WAIT_S)
+    assert told.wait(WAIT_S)
