@@ -39,14 +39,14 @@ def run(world: InstallWorld, kills: int, note: Callable[[str], None]) -> dict[st
     world.keep_a_snapshot()
     met: Counter[InstallStage] = Counter()
     kept = again = 0
-    while world.goes_on and met.total() < kills:
+    while world.goes_on() and met.total() < kills:
         # With its checkpoints left the node has old ones to put aside; without, there is nothing in their place.
         world.need_install(keep_checkpoints=world.random.random() < 0.5)
         mark = LogMark(world.chaos, world.victim)
         node = StackVictim(world.stack, world.victim, world.database)
         victim = InstallKills(node)
         while (
-            world.goes_on
+            world.goes_on()
             and met.total() < kills
             and (reachable := [stage for stage in STAGES if victim.reaches(stage)])
         ):

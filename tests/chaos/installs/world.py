@@ -46,7 +46,6 @@ class InstallWorld:
         self._reports = reports
         self._stop = stop
 
-    @property
     def goes_on(self) -> bool:
         """Whether nobody has asked to end: what has been done is compared then, and told."""
         return not self._stop.is_set()
