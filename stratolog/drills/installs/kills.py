@@ -111,7 +111,11 @@ class InstallKills:
 
     def _start(self, watch: InstallWatch, aimed: InstallStage) -> None:
         self._victim.start()
-        watch.wait(aimed, STAGE_S)
+        try:
+            watch.wait(aimed, STAGE_S)
+        except BaseException:  # Control-C, say: a node that is stopped would not end in order
+            self._victim.signal(signal.SIGCONT)
+            raise
         if not self._victim.runs() and not self._victim.may_end():
             raise StepFailed(f"{self._victim.log.stem} ended by itself: see {self._victim.log}")
 

@@ -6,6 +6,7 @@ Each kind runs on a stack of its own (one broker, three nodes, a client that wri
 lost, duplicated, divergent. *Mixed*: what a kill left was neither the old replica nor the new one, or its rows are not those of its digest;
 content came twice; a flipped bit was not noticed; replicas differ after an install. Prints what happens on standard error and one JSON
 line for each kind on standard output. Exit status 1 if anything is wrong; then the folder with journals and logs is kept and named.
+Control-C ends a campaign after its round: what was done until then is compared and printed. A second one ends it at once.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import json
 import random
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -46,16 +49,29 @@ def main() -> int:
     ]
     if not any(times for _, times, _ in campaigns):
         parser.error("nothing to do: give --kills, --leader-changes or --bit-flips")
-    sound = [_one(fault, times, options.seed, campaign) for fault, times, campaign in campaigns if times]
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: _stop_soon(stop))
+    sound = [
+        _one(fault, times, options.seed, campaign, stop)
+        for fault, times, campaign in campaigns
+        if times and not stop.is_set()
+    ]
     return 0 if all(sound) else 1
 
 
-def _one(fault: Fault, times: int, seed: int, campaign: Campaign) -> bool:
+def _stop_soon(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise KeyboardInterrupt
+    _note("this round is the last one")
+    stop.set()
+
+
+def _one(fault: Fault, times: int, seed: int, campaign: Campaign, stop: threading.Event) -> bool:
     """Run one campaign, print its line, and return whether all holds."""
     folder = Path(tempfile.mkdtemp(prefix=f"stratolog-chaos-{fault.name}-"))
     begun_s = time.monotonic()
     try:
-        with install_world(fault, folder, seed=seed, times=times) as world:
+        with install_world(fault, folder, seed=seed, times=times, stop=stop) as world:
             figures = campaign(world, times)
             world.have_back()
             findings = world.chaos.conclude()

@@ -100,7 +100,7 @@ def run(world: InstallWorld, flips: Flips, wanted: int, note: Callable[[str], No
     """Flip so many bits; return the figures."""
     world.keep_a_snapshot()
     count = Count()
-    while count.flips.total() < wanted:
+    while world.goes_on() and count.flips.total() < wanted:
         kind = world.random.choice(DUE)
         world.need_install()
         (_on_disk if kind == DISK else _on_the_wire)(world, flips, kind, count)

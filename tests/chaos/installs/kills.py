@@ -39,13 +39,17 @@ def run(world: InstallWorld, kills: int, note: Callable[[str], None]) -> dict[st
     world.keep_a_snapshot()
     met: Counter[InstallStage] = Counter()
     kept = again = 0
-    while met.total() < kills:
+    while world.goes_on() and met.total() < kills:
         # With its checkpoints left the node has old ones to put aside; without, there is nothing in their place.
         world.need_install(keep_checkpoints=world.random.random() < 0.5)
         mark = LogMark(world.chaos, world.victim)
         node = StackVictim(world.stack, world.victim, world.database)
         victim = InstallKills(node)
-        while met.total() < kills and (reachable := [stage for stage in STAGES if victim.reaches(stage)]):
+        while (
+            world.goes_on()
+            and met.total() < kills
+            and (reachable := [stage for stage in STAGES if victim.reaches(stage)])
+        ):
             least = min(met[stage] for stage in reachable)
             aimed = world.random.choice([stage for stage in reachable if met[stage] == least])
             node.dies_at = PLACES.get(aimed, "")

@@ -37,11 +37,11 @@ def run(world: InstallWorld, changes: int, note: Callable[[str], None]) -> dict[
     world.fill(NAMES, NAME_BYTES)
     done: Counter[str] = Counter()
     listings = kept = 0
-    while done.total() < changes:
+    while world.goes_on() and done.total() < changes:
         world.need_install()
         mark = LogMark(world.chaos, world.victim)
         watch = InstallKills(StackVictim(world.stack, world.victim, world.database)).see(InstallStage.FETCHING)
-        while done.total() < changes and _fetches(watch):
+        while world.goes_on() and done.total() < changes and _fetches(watch):
             time.sleep(world.random.uniform(0, LONGEST_PAUSE_S))
             before = candidate_of(world.database)
             how = "kill" if world.random.random() < KILL_SHARE else "move"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ LATER = 5
 class InstallWorld:
     """A stack under load whose node ``victim`` installs again and again."""
 
-    def __init__(self, chaos: Chaos, reports: ReportTap) -> None:
+    def __init__(self, chaos: Chaos, reports: ReportTap, stop: threading.Event) -> None:
         self.chaos = chaos
         self.stack = chaos.stack
         self.random = chaos.random
@@ -43,6 +44,11 @@ class InstallWorld:
         self.installs = 0
         self.logs_read = 0
         self._reports = reports
+        self._stop = stop
+
+    def goes_on(self) -> bool:
+        """Whether nobody has asked to end: what has been done is compared then, and told."""
+        return not self._stop.is_set()
 
     @property
     def database(self) -> Path:
@@ -164,12 +170,14 @@ class StackVictim:
 
 
 @contextmanager
-def install_world(fault: Fault, folder: Path, *, seed: int, times: int) -> Iterator[InstallWorld]:
-    """Start a stack whose empty replicas install, and clients that write."""
+def install_world(
+    fault: Fault, folder: Path, *, seed: int, times: int, stop: threading.Event | None = None
+) -> Iterator[InstallWorld]:
+    """Start a stack whose empty replicas install, and clients that write. Once ``stop`` is set, a campaign ends early."""
     fault = replace(fault, settings=(*fault.settings, ("bootstrap_records", 1)))
     with under_load(Plan(fault=fault, times=times, load=LOAD, seed=seed), folder) as chaos:
         reports = ReportTap(chaos.stack.settings.bootstrap_servers, SHARD)
         try:
-            yield InstallWorld(chaos, reports)
+            yield InstallWorld(chaos, reports, stop or threading.Event())
         finally:
             reports.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -281,6 +282,7 @@ class Scripted:
         self.script = list(script)
         self.starts = 0
         self.running = False
+        self.signals: list[int] = []
 
     def start(self) -> None:
         self.starts += 1
@@ -299,6 +301,7 @@ class Scripted:
         return self.running
 
     def signal(self, number: int) -> object:
+        self.signals.append(number)
         return number
 
     def may_end(self) -> bool:
@@ -350,3 +353,15 @@ def test_a_victim_that_ends_by_itself(tmp_path: Path) -> None:
     victim.runs = lambda: False  # type: ignore[method-assign]
     with pytest.raises(StepFailed, match="om1 ended by itself"):
         InstallKills(victim).kill_at(InstallStage.CLEANING)
+
+
+def test_an_interrupted_drill_leaves_nobody_stopped(tmp_path: Path) -> None:
+    victim = Scripted(tmp_path, [(InstallStage.FETCHING, OLD)])
+
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    victim.runs = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        InstallKills(victim).kill_at(InstallStage.FETCHED)
+    assert victim.signals[-1] == signal.SIGCONT
