@@ -24,6 +24,7 @@ from tests.support.sdk.written import fresh_bytes
 
 pytestmark = pytest.mark.integration
 NO_AUDIT = Wish(without_audit=True)
+VOLUME, BUCKET = "volume", "bucket"
 PIPELINE = PipelineLog(0)
 REGULAR_TIMEOUT_S = 240.0
 """Regular trimming logs a base after a minute, and looks three times a minute."""
@@ -50,22 +51,22 @@ def stack(lease_kafka: Callable[[], LocalKafka], tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def written(client: Client) -> dict[str, bytes]:
-    client.create_volume("v")
-    client.create_bucket("v", "b")
+    client.create_volume(VOLUME)
+    client.create_bucket(VOLUME, BUCKET)
     return {}
 
 
 def write(client: Client, written: dict[str, bytes], number: int) -> None:
     for _ in range(number):
         name, data = f"key-{len(written)}", fresh_bytes(100_000)
-        with client.open(f"/v/b/{name}", "wb") as file:
+        with client.open(f"/{VOLUME}/{BUCKET}/{name}", "wb") as file:
             file.write(data)
         written[name] = data
 
 
 def check(client: Client, written: dict[str, bytes]) -> None:
     for name, data in written.items():
-        with client.open(f"/v/b/{name}") as file:
+        with client.open(f"/{VOLUME}/{BUCKET}/{name}") as file:
             assert file.read() == data, name
 
 
@@ -147,8 +148,8 @@ def test_both_logs_are_trimmed_regularly(
     with started(lease_kafka(), tmp_path_factory.mktemp("regular"), trim_log_after_ms=2_000) as stack:
         with stack.client() as client:
             written: dict[str, bytes] = {}
-            client.create_volume("v")
-            client.create_bucket("v", "b")
+            client.create_volume(VOLUME)
+            client.create_bucket(VOLUME, BUCKET)
 
             def both_are_trimmed() -> bool:
                 write(client, written, 1)
