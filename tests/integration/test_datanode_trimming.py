@@ -22,7 +22,8 @@ from stratolog.nodes.answers import node_status
 from tests.support.local.stack import LocalKafka, TestStack
 from tests.support.sdk.written import fresh_bytes
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+"""In the quick tests ``test_datanode_bootstrap.py`` trims a pipeline's log by the rule."""
 NO_AUDIT = Wish(without_audit=True)
 VOLUME, BUCKET = "volume", "bucket"
 PIPELINE = PipelineLog(0)
@@ -141,7 +142,6 @@ def test_strangers_learn_and_change_nothing(stack: TestStack) -> None:
             assert httpx.post(f"{url}/{path}", trust_env=False).status_code == 403
 
 
-@pytest.mark.slow  # a base is logged after a minute at the earliest
 def test_both_logs_are_trimmed_regularly(
     lease_kafka: Callable[[], LocalKafka], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
