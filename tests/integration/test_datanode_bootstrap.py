@@ -13,6 +13,7 @@ from typing import Any, Self
 import httpx
 import pytest
 from confluent_kafka import TopicPartition
+from confluent_kafka.admin import OffsetSpec
 
 from schemas import stream_errors as codes
 from schemas.records.datanode import BlockId, DeleteBlocks
@@ -86,6 +87,22 @@ def trim(nodes: Datanodes) -> int:
     return first
 
 
+def trim_by_rule(nodes: Datanodes) -> int:
+    """Have the pipeline's leader log a base and trim to it, with the victim left behind; return the first offset."""
+
+    def ask(do: str) -> dict[str, Any]:
+        url = f"http://{nodes.http_address(nodes.wait_leader(PARTITION))}/v1/shards/{PARTITION}/trim"
+        wish = {"do": do, "leave_behind": VICTIM, "without_audit": "true"}
+        answer = httpx.post(url, params=wish, auth=SECRET.sign, trust_env=False, timeout=30)
+        return dict(answer.json())
+
+    nodes.wait("a base is logged", lambda: ask("base").get("asked"))
+    done = nodes.wait("the log is trimmed", lambda: found if (found := ask("trim")).get("records") else None)
+    place = TopicPartition(DN_LOG, PARTITION)
+    assert nodes.kafka.admin.list_offsets({place: OffsetSpec.earliest()})[place].result().offset == done["offset"]
+    return int(done["offset"])
+
+
 def installed(nodes: Datanodes) -> dict[str, Any]:
     """Wait until the victim follows the pipeline again, and return what it has installed."""
     found = nodes.wait("the victim follows", lambda: nodes.pipeline(VICTIM, PARTITION))
@@ -102,14 +119,16 @@ def scanned(nodes: Datanodes) -> set[tuple[int, str]]:
 
 
 def test_a_database_that_is_deleted_under_load_comes_back(nodes: Datanodes, ledger: Ledger) -> None:
-    """The other pipelines of the datanode are followed meanwhile; its blocks are read afterwards."""
+    """The log is trimmed behind it by the rule, which leaves it behind. Its other pipelines are followed meanwhile, and
+    all blocks are read from it afterwards.
+    """
     nodes.open_pipeline(1)
     with Writing(nodes, ledger) as writing:
         writing.wait_more(5)
         nodes.kill(VICTIM)
         shutil.rmtree(database(nodes))
         writing.wait_more(5)
-        first = trim(nodes)
+        first = trim_by_rule(nodes)
         nodes.start(VICTIM)
         nodes.wait("its other pipeline is followed", lambda: nodes.pipeline(VICTIM, 1))
         writing.wait_more(3)
@@ -122,6 +141,7 @@ def test_a_database_that_is_deleted_under_load_comes_back(nodes: Datanodes, ledg
     assert not list(database(nodes).parent.glob("*.candidate"))
 
 
+@pytest.mark.slow
 def test_blocks_come_back_with_the_rows(nodes: Datanodes, ledger: Ledger) -> None:
     """The datanode's whole disk is gone. The Object Manager's word opens the pipeline, and members give rows and bytes."""
     with Writing(nodes, ledger) as writing:
@@ -139,6 +159,7 @@ def test_blocks_come_back_with_the_rows(nodes: Datanodes, ledger: Ledger) -> Non
     assert len(scanned(nodes)) == 1
 
 
+@pytest.mark.slow
 def test_it_waits_for_a_member_that_serves(nodes: Datanodes, ledger: Ledger) -> None:
     """Nobody is there at first: the datanode runs, says what it waits for, and refuses what concerns the pipeline."""
     nodes.kill(VICTIM)

@@ -22,8 +22,10 @@ from stratolog.nodes.answers import node_status
 from tests.support.local.stack import LocalKafka, TestStack
 from tests.support.sdk.written import fresh_bytes
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+"""In the quick tests ``test_datanode_bootstrap.py`` trims a pipeline's log by the rule."""
 NO_AUDIT = Wish(without_audit=True)
+VOLUME, BUCKET = "volume", "bucket"
 PIPELINE = PipelineLog(0)
 REGULAR_TIMEOUT_S = 240.0
 """Regular trimming logs a base after a minute, and looks three times a minute."""
@@ -50,22 +52,22 @@ def stack(lease_kafka: Callable[[], LocalKafka], tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def written(client: Client) -> dict[str, bytes]:
-    client.create_volume("v")
-    client.create_bucket("v", "b")
+    client.create_volume(VOLUME)
+    client.create_bucket(VOLUME, BUCKET)
     return {}
 
 
 def write(client: Client, written: dict[str, bytes], number: int) -> None:
     for _ in range(number):
         name, data = f"key-{len(written)}", fresh_bytes(100_000)
-        with client.open(f"/v/b/{name}", "wb") as file:
+        with client.open(f"/{VOLUME}/{BUCKET}/{name}", "wb") as file:
             file.write(data)
         written[name] = data
 
 
 def check(client: Client, written: dict[str, bytes]) -> None:
     for name, data in written.items():
-        with client.open(f"/v/b/{name}") as file:
+        with client.open(f"/{VOLUME}/{BUCKET}/{name}") as file:
             assert file.read() == data, name
 
 
@@ -140,15 +142,14 @@ def test_strangers_learn_and_change_nothing(stack: TestStack) -> None:
             assert httpx.post(f"{url}/{path}", trust_env=False).status_code == 403
 
 
-@pytest.mark.slow  # a base is logged after a minute at the earliest
 def test_both_logs_are_trimmed_regularly(
     lease_kafka: Callable[[], LocalKafka], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with started(lease_kafka(), tmp_path_factory.mktemp("regular"), trim_log_after_ms=2_000) as stack:
         with stack.client() as client:
             written: dict[str, bytes] = {}
-            client.create_volume("v")
-            client.create_bucket("v", "b")
+            client.create_volume(VOLUME)
+            client.create_bucket(VOLUME, BUCKET)
 
             def both_are_trimmed() -> bool:
                 write(client, written, 1)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import httpx
 import pytest
 
 from replicated_db.core.trimming.trim_rule import TrimWish
 from replicated_db.shell.trimming.trim_pages import addresses_from, wish_from
 from replicated_db.shell.web.shard_pages import BadQuery
-from stratolog.cluster.trimming import keep_from
+from stratolog.cluster.trimming import LogLeader, PipelineLog, ShardLog, keep_from
+from stratolog.configuration.settings import Settings
+from stratolog.errors import Unavailable
 
 
 @pytest.mark.parametrize(
@@ -45,3 +50,42 @@ def test_numbers_that_the_page_refuses(query: dict[str, str]) -> None:
 def test_addresses_that_the_page_refuses(nodes: str) -> None:
     with pytest.raises(BadQuery, match="is not name=host:port"):
         addresses_from({"nodes": nodes})
+
+
+# Pipelines, whose leaders their members name.
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What nodes and datanodes answer to a GET, by address and path; others do not listen."""
+    answers: dict[str, Any] = {}
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        target = f"{request.url.netloc.decode()}{request.url.path}"
+        if target not in answers:
+            raise httpx.ConnectError("nobody listens", request=request)
+        return httpx.Response(200, json=answers[target])
+
+    http = httpx.Client(transport=httpx.MockTransport(handle))
+    monkeypatch.setattr("stratolog.nodes.answers._http", lambda: http)
+    return answers
+
+
+def test_the_leader_of_a_pipeline_is_the_member_that_says_so(said: dict[str, Any]) -> None:
+    settings = Settings()
+    assert settings.nodes
+    with pytest.raises(Unavailable, match="no node answers"):
+        PipelineLog(3).leader(settings)
+    members = [{"datanode": f"dn{n}", "http_address": f"host:{n}" if n < 4 else ""} for n in range(1, 5)]
+    said[f"{settings.nodes[-1].address}/v1/pipelines"] = {"pipelines": [{"partition": 3, "members": members}]}
+    assert PipelineLog(3).leader(settings) is None
+    assert PipelineLog(4).leader(settings) is None
+    said["host:2/status"] = {"pipelines": [{"shard": 3, "role": "follower"}, {"shard": 4, "role": "leader"}]}
+    assert PipelineLog(3).leader(settings) is None
+    said["host:3/status"] = {"pipelines": [{"shard": 3, "role": "leader"}]}
+    named = tuple((one["datanode"], one["http_address"]) for one in members)
+    assert PipelineLog(3).leader(settings) == LogLeader(name="dn3", address="host:3", members=named)
+
+
+def test_names_of_logs() -> None:
+    assert (str(ShardLog(2)), str(PipelineLog(7))) == ("shard 2", "pipeline-7")
