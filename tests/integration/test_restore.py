@@ -27,6 +27,8 @@ from tests.support.local.stack import LocalKafka, TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(500)]
 KIB = 1024
+NODES = 3
+DATANODES = 3
 PATIENCE_MS = 60_000
 
 
@@ -75,7 +77,7 @@ def backed_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, An
     """Two backups of a cluster that is gone: its bytes, a snapshot, and a time between the two."""
     folder, backups = tmp_path_factory.mktemp("old"), tmp_path_factory.mktemp("backups") / "b"
     first, second = b"first" * 40 * KIB, b"second" * 7
-    with TestStack(folder, nodes=3, datanodes=3, shards=2, barrier_interval_ms=200) as stack:
+    with TestStack(folder, nodes=NODES, datanodes=DATANODES, shards=2, barrier_interval_ms=200) as stack:
         with stack.client() as client:
             client.create_volume("vol1")
             client.create_bucket("vol1", "bucket")
@@ -123,7 +125,7 @@ def test_a_new_cluster_has_it_all_and_goes_on(backed_up: dict[str, Any], tmp_pat
         assert [(one.index, one.digest) for one in made.shards] == [
             (part.index, part.digest) for part in manifest.parts
         ]
-        assert [node.name for node in made.settings.datanodes] == ["dn4", "dn5", "dn6"]
+        assert [node.name for node in made.settings.datanodes] == [f"dn{DATANODES + 1 + n}" for n in range(DATANODES)]
         assert made.missing_blocks == 0
         with client_of(made.settings) as client:
             assert [entry.key for entry in client.list_keys("vol1", "bucket")] == ["b", "c"]
@@ -183,7 +185,7 @@ def test_onto_brokers_of_others_node_by_node(backed_up: dict[str, Any], tmp_path
         assert made.placed == ("om1",)
         again = restore_onto(settings, backed_up["backups"], wish, report=quiet)
         assert again.shards == made.shards, "the same command again finds all done"
-        with TestStack(tmp_path / "new", nodes=3, kafka=kafka, shards=2, barrier_interval_ms=200) as stack:
+        with TestStack(tmp_path / "new", nodes=NODES, kafka=kafka, shards=2, barrier_interval_ms=200) as stack:
             manifest: BackupManifest = backed_up["made"][1]
             for part in manifest.parts:
                 assert {digest for _, digest in digests(stack, part.shard)} == {part.digest}
