@@ -17,6 +17,7 @@ from replicated_db.core.backup.manifest import BackupManifest
 from stratolog.backups.making import make_backup, prune, verify
 from stratolog.backups.restoring import RestoredCluster, RestoreWish, restore_onto, restore_stack
 from stratolog.configuration.cluster_secret import make_secret
+from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import UsageError
@@ -55,7 +56,7 @@ def settings_beside(settings: Settings, folder: Path) -> Settings:
             NodeAddress(name=node.name, host="127.0.0.1", port=port)
             for node, port in zip(settings.nodes, nodes, strict=True)
         ),
-        cluster_secret_file=None, explicit=frozenset(),
+        cluster_secret_file=None, cache_dir=load_settings(environment={}).cache_dir, explicit=frozenset(),
     )  # fmt: skip
 
 
