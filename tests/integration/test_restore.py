@@ -6,7 +6,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from producers import Client, RequestFailed
 from replicated_db.core.backup.manifest import BackupManifest
+from schemas.sharding import shard_of
 from stratolog.backups.making import make_backup, prune, verify
 from stratolog.backups.restoring import RestoredCluster, RestoreWish, restore_onto, restore_stack
 from stratolog.configuration.cluster_secret import make_secret
@@ -88,9 +88,7 @@ def backed_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, An
             put(client, "b", first)
             made = [make_backup(stack.settings, backups, name="one", blocks="whole", report=quiet)]
             put(client, "c", second)
-            time.sleep(0.05)
-            between = int(datetime.now(UTC).timestamp() * 1000)
-            time.sleep(0.05)
+            time.sleep(0.1)  # batch time goes by the leader's clock, which is behind this one
             client.delete_key("vol1", "bucket", "a")
             made.append(make_backup(stack.settings, backups, name="two", blocks="whole", report=quiet))
             make_backup(stack.settings, folder / "named", name="named", blocks="reference", report=quiet)
@@ -99,7 +97,8 @@ def backed_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, An
             stack.kill_datanode(disk.name)
             shutil.copytree(folder / "datanodes" / disk.name, disk)
         yield {
-            "backups": backups, "made": made, "first": first, "second": second, "between": between,
+            "backups": backups, "made": made, "first": first, "second": second,
+            "between": made[1].part(shard_of("vol1", 2)).timestamp_ms - 1,
             "settings": stack.settings, "disks": tuple(disks), "named": folder / "named",
         }  # fmt: skip
 
