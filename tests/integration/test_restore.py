@@ -6,7 +6,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,11 @@ import pytest
 
 from producers import Client, RequestFailed
 from replicated_db.core.backup.manifest import BackupManifest
+from schemas.sharding import shard_of
 from stratolog.backups.making import make_backup, prune, verify
 from stratolog.backups.restoring import RestoredCluster, RestoreWish, restore_onto, restore_stack
 from stratolog.configuration.cluster_secret import make_secret
+from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import UsageError
@@ -27,6 +28,8 @@ from tests.support.local.stack import LocalKafka, TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(500)]
 KIB = 1024
+NODES = 3
+DATANODES = 3
 PATIENCE_MS = 60_000
 
 
@@ -53,7 +56,7 @@ def settings_beside(settings: Settings, folder: Path) -> Settings:
             NodeAddress(name=node.name, host="127.0.0.1", port=port)
             for node, port in zip(settings.nodes, nodes, strict=True)
         ),
-        cluster_secret_file=None, explicit=frozenset(),
+        cluster_secret_file=None, cache_dir=load_settings(environment={}).cache_dir, explicit=frozenset(),
     )  # fmt: skip
 
 
@@ -75,7 +78,7 @@ def backed_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, An
     """Two backups of a cluster that is gone: its bytes, a snapshot, and a time between the two."""
     folder, backups = tmp_path_factory.mktemp("old"), tmp_path_factory.mktemp("backups") / "b"
     first, second = b"first" * 40 * KIB, b"second" * 7
-    with TestStack(folder, nodes=3, datanodes=3, shards=2, barrier_interval_ms=200) as stack:
+    with TestStack(folder, nodes=NODES, datanodes=DATANODES, shards=2, barrier_interval_ms=200) as stack:
         with stack.client() as client:
             client.create_volume("vol1")
             client.create_bucket("vol1", "bucket")
@@ -85,9 +88,7 @@ def backed_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, An
             put(client, "b", first)
             made = [make_backup(stack.settings, backups, name="one", blocks="whole", report=quiet)]
             put(client, "c", second)
-            time.sleep(0.05)
-            between = int(datetime.now(UTC).timestamp() * 1000)
-            time.sleep(0.05)
+            time.sleep(0.1)  # batch time goes by the leader's clock, which is behind this one
             client.delete_key("vol1", "bucket", "a")
             made.append(make_backup(stack.settings, backups, name="two", blocks="whole", report=quiet))
             make_backup(stack.settings, folder / "named", name="named", blocks="reference", report=quiet)
@@ -96,7 +97,8 @@ def backed_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, An
             stack.kill_datanode(disk.name)
             shutil.copytree(folder / "datanodes" / disk.name, disk)
         yield {
-            "backups": backups, "made": made, "first": first, "second": second, "between": between,
+            "backups": backups, "made": made, "first": first, "second": second,
+            "between": made[1].part(shard_of("vol1", 2)).timestamp_ms - 1,
             "settings": stack.settings, "disks": tuple(disks), "named": folder / "named",
         }  # fmt: skip
 
@@ -123,7 +125,7 @@ def test_a_new_cluster_has_it_all_and_goes_on(backed_up: dict[str, Any], tmp_pat
         assert [(one.index, one.digest) for one in made.shards] == [
             (part.index, part.digest) for part in manifest.parts
         ]
-        assert [node.name for node in made.settings.datanodes] == ["dn4", "dn5", "dn6"]
+        assert [node.name for node in made.settings.datanodes] == [f"dn{DATANODES + 1 + n}" for n in range(DATANODES)]
         assert made.missing_blocks == 0
         with client_of(made.settings) as client:
             assert [entry.key for entry in client.list_keys("vol1", "bucket")] == ["b", "c"]
@@ -183,7 +185,7 @@ def test_onto_brokers_of_others_node_by_node(backed_up: dict[str, Any], tmp_path
         assert made.placed == ("om1",)
         again = restore_onto(settings, backed_up["backups"], wish, report=quiet)
         assert again.shards == made.shards, "the same command again finds all done"
-        with TestStack(tmp_path / "new", nodes=3, kafka=kafka, shards=2, barrier_interval_ms=200) as stack:
+        with TestStack(tmp_path / "new", nodes=NODES, kafka=kafka, shards=2, barrier_interval_ms=200) as stack:
             manifest: BackupManifest = backed_up["made"][1]
             for part in manifest.parts:
                 assert {digest for _, digest in digests(stack, part.shard)} == {part.digest}
