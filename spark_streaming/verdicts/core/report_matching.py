@@ -200,22 +200,26 @@ class ReportMatching:
             farthest = max(state.early)
             offset = state.early[farthest].offset
             dropped, deadline_ms = self._drop_early(farthest)
+            if deadline_ms is None:
+                continue
             if self._topic is not None:
                 state.hold_back(offset, offset + 1)
-            elif deadline_ms is not None:
+            else:
                 yield self._audited.unknown(dropped, "too many reports wait for their barriers", now_ms)
 
     # Reports that were held back.
 
     def has_room_for_held_back(self) -> bool:
-        """Say whether reports are held back, and half the room for early ones is free."""
-        limits = self._audited.limits
-        return (
-            self._topic is not None
-            and self._state.held_back is not None
-            and len(self._state.early) <= limits.early_reports // 2
-            and self._early_bytes <= limits.early_bytes // 2
-        )
+        """Say whether reports are held back, and half the room for early ones is free.
+
+        Reports that have been judged ``unknown`` take no room: they make way. Else reports on barriers that no log will
+        have would keep out all others.
+        """
+        if self._topic is None or self._state.held_back is None:
+            return False
+        limits, early = self._audited.limits, self._state.early.values()
+        wanted = [one.size for one in early if one.deadline_ms is not None]
+        return len(wanted) <= limits.early_reports // 2 and sum(wanted) <= limits.early_bytes // 2
 
     def take_back(self, now_ms: int) -> Iterator[Verdict]:
         """Read reports again that were held back, until there is no more room.

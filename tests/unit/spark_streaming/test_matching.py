@@ -470,6 +470,18 @@ def test_reports_on_barriers_that_no_log_will_have_do_not_block_those_that_come(
         assert told(verdicts) == {(node, "equal", "incremental"): 1 for node in REPLICAS}
 
 
+def test_they_do_not_keep_out_those_that_are_held_back():
+    log = backlog(12)
+    auditor = Auditor(MatchingLimits(report_timeout_ms=1000, early_reports=12))
+    at = log.barriers[0]
+    auditor.take(log.values[:2], [log.report(at, "om3", barrier_offset=10**9 + n) for n in range(9)])
+    assert len(auditor.expire(1000)) == 9
+    verdicts = auditor.take(log.values[:2], log.all_reports(), now_ms=1000)
+    verdicts += auditor.take(log.values, now_ms=1000)
+    said = last_words(verdicts)
+    assert [said[one.barrier_offset, one.node, one.basis] for one in log.all_reports()] == ["equal"] * len(said)
+
+
 def test_an_early_report_at_an_offset_that_holds_no_barrier_takes_no_room_for_ever():
     log = simple_log()
     at = log.barrier()
