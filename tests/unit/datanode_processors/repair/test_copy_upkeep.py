@@ -30,6 +30,7 @@ from datanode_processors.repair.core.instructions import LookAt, RepairOne
 from datanode_processors.repair.scrubber import Place, Scrubber, bad_cells
 from datanode_processors.repair.transfer import has_rows, import_container, replace_rows
 from datanode_processors.status import DatanodeStatus
+from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
 from replicated_db.shell.system import SystemClock
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key
@@ -246,7 +247,8 @@ def test_health_and_metrics_tell_of_a_damaged_copy(run: Run) -> None:
     fetch(node, member)
     pipelines: Any = node.pipelines
     config = node.config
-    told = DatanodeStatus(config, node.store, pipelines, node.server.snapshot, lambda: 0, lambda: False)
+    desk = TransferDesk("dn4", {}, lambda _: False, note=lambda _: None)
+    told = DatanodeStatus(config, node.store, pipelines, node.server.snapshot, lambda: 0, lambda: False, desk)
     assert told.health() == (200, {"status": "ok"})
     member.damage(2)
     node.damage(2)
