@@ -578,3 +578,28 @@ def test_a_directory_that_is_made_anew_beside_a_removal_is_stored(store: BlockSt
     writing.join(10)
     assert read(store, 2) == DATA
     assert stored == [store.container_folder(7), store.container_folder(7).parent]
+
+
+@pytest.mark.parametrize("call", ["unlink", "truncate"])
+def test_a_disk_that_refuses_a_change_is_said_with_the_blocks_path_and_nothing_is_changed(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    write(store, DATA)
+
+    def refuse(path: Any, *_: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, refuse)
+        with pytest.raises(BlockError, match=r"1\.block") as caught:
+            store.delete(7, 1) if call == "unlink" else store.reclaim(7, 1, CELL)
+    assert caught.value.code == codes.FAILED
+    assert read(store) == DATA
+    assert store.used_bytes() == len(DATA)
+
+
+def test_a_file_that_is_gone_already_can_still_be_deleted(store: BlockStore, tmp_path: Path) -> None:
+    write(store, DATA)
+    next(tmp_path.rglob("1.block")).unlink()
+    store.delete(7, 1)
+    assert store.used_bytes() == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from datanode_processors.pipeline.core.member_registry import PipelineState
 from datanode_processors.pipeline.opening import PipelineOpening
 from datanode_processors.pipeline.pipeline import Pipeline, folder_of
 from datanode_processors.pipeline.pipeline_table import PipelineTable
-from datanode_processors.pipeline.registry import REGISTRY, read_registry
+from datanode_processors.pipeline.registry import REGISTRY, read_registry, write_registry
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import BrokenLog, StopProcess
 from replicated_db.core.ports import LogUnavailable
@@ -227,3 +229,20 @@ def test_nothing_is_opened_before_the_registry_was_read(world: World) -> None:
     world.begin()
     with pytest.raises(RuntimeError, match="open_known comes first"):
         world.opening.open(request())
+
+
+def test_a_registry_is_whole_on_the_disk_before_it_takes_the_place_of_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, sizes = tmp_path / REGISTRY, list[int]()
+    write_registry(path, [])
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        sizes.append(os.fstat(descriptor).st_size if stat.S_ISREG(os.fstat(descriptor).st_mode) else -1)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_registry(path, [request()])
+    assert sizes == [path.stat().st_size, -1], "the file, and then its folder"
+    assert read_registry(path) == [request()]

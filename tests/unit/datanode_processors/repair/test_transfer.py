@@ -223,3 +223,19 @@ def test_rows_of_a_peer_that_can_be_none_are_refused(local_id: int, changes: dic
     value = bytes(8) + encode(BlockRow(**fields))
     with refused(INVALID_REQUEST):
         check_rows(9, [(block_key(9, local_id), value)])
+
+
+def test_a_peer_that_sends_more_than_is_committed_is_cut_off_at_once(target: BlockStore) -> None:
+    data = CONTENT[3]
+    taken: list[int] = []
+
+    def pieces() -> Iterator[bytes]:
+        for piece in (data[:1000], data[1000:], b"x", b"never asked for"):
+            taken.append(len(piece))
+            yield piece
+
+    with pytest.raises(BlockError, match=f"more than the {len(data)} bytes that are committed") as caught:
+        import_container(target, 9, [(block_key(9, 3), row_of(data), pieces())])
+    assert caught.value.code == CHECKSUM_MISMATCH
+    assert taken == [1000, len(data) - 1000, 1]
+    assert folder(target) == []
