@@ -9,7 +9,13 @@ import pytest
 
 from om_processors.execution.requests.snapshot import MAX_PURGED_SNAPSHOTS
 from om_processors.execution.service import OM_FAMILIES
-from om_processors.fleet.snapshot_cleanup import SnapshotCheckpoints, SnapshotCleanupLoop, SnapshotPurge
+from om_processors.fleet.snapshot_cleanup import (
+    MAX_SHOWN,
+    SnapshotCheckpoints,
+    SnapshotCleanupLoop,
+    SnapshotPurge,
+    _shown,
+)
 from replicated_db.core.errors import StoreFailure
 from schemas.column_families import KEY_TABLE, SNAPSHOT_TABLE
 from schemas.features import PIPELINE_GENERATIONS
@@ -263,3 +269,10 @@ def test_each_turn_purges_for_the_shards_that_the_node_leads_and_looks_at_all(mo
     monkeypatch.setattr(loop, "_stop", SimpleNamespace(wait=lambda _: next(ended)))
     loop.run()
     assert done == ["purge 1", "look", "look"]
+
+
+def test_many_names_are_counted_and_a_few_are_shown():
+    names = [f"c{number}" for number in range(MAX_SHOWN + 3)]
+    assert _shown(names[:MAX_SHOWN]) == f"{MAX_SHOWN} checkpoints ({', '.join(names[:MAX_SHOWN])})"
+    shown = ", ".join(sorted(names)[:MAX_SHOWN])
+    assert _shown(names) == f"{MAX_SHOWN + 3} checkpoints ({shown} and 3 more)"

@@ -44,6 +44,9 @@ class Loop:
         self.may_end = threading.Event()
         """A loop that is told to end has batches in flight until this is set."""
         self.may_end.set()
+        self.may_lead = threading.Event()
+        """A claim takes until this is set."""
+        self.may_lead.set()
         self.silent_ms = 0.0
 
     def beat(self) -> None:
@@ -55,6 +58,7 @@ class Loop:
     def lead(self, stop: threading.Event) -> str:
         if self.failing.is_set():
             raise LogUnavailable("no answer")
+        self.may_lead.wait(DEADLINE_S)
         self.times_led += 1
         self.leading = True
         try:
@@ -480,3 +484,10 @@ def test_a_member_stays_as_long_as_it_is_wanted_and_then_waits(leadership: Leade
     assert waits == [POLL_S]
     left = [event for event in told if isinstance(event, GroupLeft)]
     assert [0 <= event.jitter_s <= leadership_module.MAX_JITTER_S for event in left] == [True]
+
+
+def test_who_borrows_hears_of_it_once_the_claim_is_won(leadership: Leadership, loop: Loop):
+    loop.may_lead.clear()
+    threading.Timer(0.05, loop.may_lead.set).start()
+    assert leadership.borrow(0, "n1") == {"shard": 0, "term": 3}
+    assert loop.leading
