@@ -1,8 +1,9 @@
 """``bootstrap-leader-change``: the leader changes several times while a node fetches its checkpoint.
 
 Twice the leadership is moved, and the serving node lives: the transfer goes on. Then the leader, which serves, is
-killed, and afterwards the next one: the node asks another peer each time. The two peers have files in common, because
-one has installed the other's checkpoint before; those are kept. The drill runs on a stack of its own.
+killed, and afterwards the next one: the node asks another peer, or the same one once it is back. What is whole, and in
+the next listing, too, is kept. The two peers have files in common, because one has installed the other's checkpoint
+before. The drill runs on a stack of its own.
 """
 
 from __future__ import annotations
