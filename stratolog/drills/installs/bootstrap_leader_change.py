@@ -1,8 +1,9 @@
 """``bootstrap-leader-change``: the leader changes several times while a node fetches its checkpoint.
 
 Twice the leadership is moved, and the serving node lives: the transfer goes on. Then the leader, which serves, is
-killed, and afterwards the next one: the node asks another peer each time. The two peers have files in common, because
-one has installed the other's checkpoint before; those are kept. The drill runs on a stack of its own.
+killed, and afterwards the next one: the node asks another peer, or the same one once it is back. What is whole, and in
+the next listing, too, is kept. The two peers have files in common, because one has installed the other's checkpoint
+before. The drill runs on a stack of its own.
 """
 
 from __future__ import annotations
@@ -123,16 +124,24 @@ def _kill_leaders(session: Session, own: Cluster, victim: NodeVictim, watch: Ins
             own.member(NODE, leader).process.kill()
             own.spawn(leader)
             new = own.wait_leader(SHARD, other_than=leader)
-            after = _marked_after(own, victim, watch, listings)
+            after = _marked_after(own, victim, watch, before, listings)
             found(f"{new} leads, {after.peer} serves, {bytes_of(after)} bytes of whole files are there")
             _wait_back(own, victim, leader)
         yield LeaderChange(old_leader=leader, new_leader=new, peer_lost=True, before=before, after=after)
 
 
-def _marked_after(own: Cluster, victim: NodeVictim, watch: InstallWatch, listings: int) -> CandidateSight:
-    """Wait until the victim has accepted another listing, and return its candidate then."""
-    own.wait("another listing", lambda: watch.stage() is not None and watch.listings > listings)
-    return _sight(own, victim)
+def _marked_after(
+    own: Cluster, victim: NodeVictim, watch: InstallWatch, before: CandidateSight, listings: int
+) -> CandidateSight:
+    """Wait until the victim has accepted a listing of another mark, and return its candidate then."""
+
+    def seen() -> CandidateSight | None:
+        watch.stage()
+        found = candidate_of(victim.database)
+        has_changed = found is not None and found.mark != before.mark
+        return found if has_changed and watch.listings > listings else None
+
+    return own.wait("a listing of another mark", seen)
 
 
 def _wait_back(own: Cluster, victim: NodeVictim, name: str) -> None:

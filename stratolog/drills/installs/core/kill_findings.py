@@ -116,7 +116,7 @@ def kept_whole(changes: Sequence[LeaderChange]) -> Finding:
     lost = [change for change in changes if change.peer_lost]
     kept, had = sum(change.kept_bytes for change in lost), sum(bytes_of(change.before) for change in lost)
     return Finding(
-        question="whole files that the next peer has, too, were kept", holds=kept > 0,
+        question="whole files that the next listing has, too, were kept", holds=kept > 0,
         seen=f"{size_words(kept)} of {size_words(had)} that were whole",
     )  # fmt: skip
 
