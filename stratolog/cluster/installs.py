@@ -32,7 +32,7 @@ def installs_in(name: str, status: Status) -> Iterator[str]:
 
 
 def installs_on_datanodes(settings: Settings) -> list[str]:
-    """Return a line for each pipeline's replica on a datanode that began with a member's checkpoint, or waits for one."""
+    """Return a line for each replica on a datanode that began with a member's checkpoint, or waits for one."""
     return [line for one in settings.datanodes for line in _pipelines_of(one)]
 
 

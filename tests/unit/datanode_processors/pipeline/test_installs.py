@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,12 +22,22 @@ from datanode_processors.pipeline.opening import PipelineOpening
 from datanode_processors.pipeline.pipeline import Pipeline, folder_of
 from datanode_processors.pipeline.pipeline_table import PipelineTable
 from datanode_processors.pipeline.registry import REGISTRY, read_registry
+from datanode_processors.trimming import pipeline_trimming
+from replicated_db.core.ports import LogBounds
 from replicated_db.core.tables.memory import ManualClock, MemoryLog
+from replicated_db.core.trimming.trim_rule import TrimWish
 from replicated_db.shell.bootstrap.candidate import candidate_folder
 from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
+from replicated_db.shell.trimming import log_trimmer
+from replicated_db.shell.trimming.log_trimmer import no_holds
+from replicated_db.shell.trimming.log_trimming import LogTrimming
+from replicated_db.shell.trimming.member_calls import MemberCalls
+from replicated_db.shell.trimming.verdict_tail import VerdictTail
 from schemas import stream_errors as codes
+from schemas.codecs.codec import decode
 from schemas.column_families import CHUNK_TABLE
 from schemas.records.datanode import Member, OpenPipeline, PutBlock, WriteChunk
+from schemas.records.log import DigestBase
 from tests.support.datanodes.checksums import checksums_of
 from tests.support.local.secret import SECRET
 from tests.support.local.waiting import eventually
@@ -259,3 +270,60 @@ def test_a_datanode_that_stops_while_it_installs_goes_on_at_its_next_start(world
         eventually(lambda: PARTITION in again.table and bool(again.table.all()))
     again.feed(world.log)
     assert_same(again, leader)
+
+
+# Trimmed by the rule.
+
+
+class Records:
+    """What trimming asks of the brokers, of the log in memory."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+
+    def bounds(self) -> LogBounds:
+        return self._log.bounds()
+
+    def base_logged_at_ms(self, offset: int) -> int | None:
+        return START_MS if isinstance(decode(self._log.entries[offset].value), DigestBase) else None
+
+    def delete_before(self, offset: int) -> int:
+        self._log.trim(offset)
+        return offset
+
+
+def trimming_of(datanode: Datanode, clock: ManualClock) -> LogTrimming:
+    pipelines: Any = SimpleNamespace(table=datanode.table, loops=datanode.opening.loops)
+    return pipeline_trimming(datanode.config, "", pipelines, clock, no_holds)
+
+
+def test_a_leader_trims_its_pipelines_log_and_a_member_that_comes_back_installs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, member = world.leader(), world.datanode("dn2")
+    trimmings = {one.name: trimming_of(one, world.clock) for one in (leader, member)}
+    monkeypatch.setattr(MemberCalls, "ask", lambda _, shard, node, __: trimmings[node].place(shard))
+    monkeypatch.setattr(log_trimmer, "KafkaRecords", lambda *_: Records(world.log))
+    monkeypatch.setattr(VerdictTail, "place", lambda *_: None)
+    with serving(desk_of(leader), "dn1") as peer:
+        member.opening.open(asked(peer.address))
+        eventually(lambda: leader.pipeline.replica.read_offset + 1 == len(world.log.entries), timeout_s=WAIT_S)
+        member.feed(world.log)
+        assert trimmings["dn1"].led() == [PARTITION]
+        assert trimmings["dn1"].log_base(PARTITION, {}).asked
+        eventually(lambda: len(leader.pipeline.replica.bases) == 1, timeout_s=WAIT_S)
+        held = trimmings["dn1"].trim(PARTITION, TrimWish(), {})
+        assert (held.records, held.held_by.rule) == (0, "base")  # a majority has not read it
+        member.feed(world.log)
+        done = trimmings["dn1"].trim(PARTITION, TrimWish(), {})
+        assert done.records > 0
+        assert world.log.bounds().first == done.offset == leader.pipeline.replica.bases[0].offset
+        member.stop()
+        world.running.remove(member)
+        shutil.rmtree(member.database)
+        again = world.datanode("dn2")
+        again.opening.installs.start()
+        eventually(lambda: waits(again) == [] and bool(again.followed), timeout_s=WAIT_S)
+    again.feed(world.log)
+    assert_same(again, leader)
+    assert again.pipeline.replica.bases == leader.pipeline.replica.bases
