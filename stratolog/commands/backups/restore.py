@@ -39,7 +39,7 @@ def restore(
         bool, typer.Option("--start/--no-start", help="Start a local stack; or use the brokers of the settings, and start nothing.")
     ] = True,
     node: Annotated[
-        list[str] | None, typer.Option(help="With --no-start: put this node's databases in place; else those of all nodes.")
+        list[str] | None, typer.Option(metavar="NODE", help="With --no-start: put this node's databases in place; else those of all nodes.")
     ] = None,
     brokers: Annotated[int | None, typer.Option(help="Kafka brokers: 1, or 3 with replication.")] = None,
     audit: Annotated[bool | None, typer.Option(help="Run the Spark audit.")] = None,
