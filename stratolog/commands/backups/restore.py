@@ -58,6 +58,8 @@ def restore(
         raise UsageError("--until-index, --at and --to-end exclude each other")
     if node and start:
         raise UsageError("--node needs --no-start: a new local stack has all nodes of the settings")
+    if datanodes is not None and not start:
+        raise UsageError("--datanodes needs a new local stack: with --no-start the settings name the new datanodes")
     settings = settings_of(context).with_values(brokers=brokers, audit=audit)
     wish = RestoreWish(
         backup=backup, indexes=None if until_index is None else positions(until_index),
