@@ -39,7 +39,7 @@ def restore(
         bool, typer.Option("--start/--no-start", help="Start a local stack; or use the brokers of the settings, and start nothing.")
     ] = True,
     node: Annotated[
-        list[str] | None, typer.Option(help="With --no-start: put this node's databases in place; else those of all nodes.")
+        list[str] | None, typer.Option(metavar="NODE", help="With --no-start: put this node's databases in place; else those of all nodes.")
     ] = None,
     brokers: Annotated[int | None, typer.Option(help="Kafka brokers: 1, or 3 with replication.")] = None,
     audit: Annotated[bool | None, typer.Option(help="Run the Spark audit.")] = None,
@@ -58,6 +58,8 @@ def restore(
         raise UsageError("--until-index, --at and --to-end exclude each other")
     if node and start:
         raise UsageError("--node needs --no-start: a new local stack has all nodes of the settings")
+    if datanodes is not None and not start:
+        raise UsageError("--datanodes needs a new local stack: with --no-start the settings name the new datanodes")
     settings = settings_of(context).with_values(brokers=brokers, audit=audit)
     wish = RestoreWish(
         backup=backup, indexes=None if until_index is None else positions(until_index),

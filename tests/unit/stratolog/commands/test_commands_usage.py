@@ -115,6 +115,7 @@ def test_wrong_usage(arguments: tuple[str, ...], words: str, stratolog: CliRunne
         (("backup", "b", "--blocks", "some"), "--blocks 'some': it is one of none, reference, whole"),
         (("restore", "b", "--at", "2026-11-23", "--to-end"), "--until-index, --at and --to-end exclude each other"),
         (("restore", "b", "--node", "om1"), "--node needs --no-start"),
+        (("restore", "b", "--no-start", "--datanodes", "3"), "--datanodes needs a new local stack"),
     ],
 )
 def test_wrong_values(arguments: tuple[str, ...], words: str, stratolog: CliRunner) -> None:
