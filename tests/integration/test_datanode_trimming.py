@@ -23,7 +23,7 @@ from tests.support.local.stack import LocalKafka, TestStack
 from tests.support.sdk.written import fresh_bytes
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
-"""In the quick tests ``test_datanode_bootstrap.py`` trims a pipeline's log by the rule."""
+"""The quick tests trim a pipeline's log in ``tests/unit/datanode_processors/pipeline/test_installs.py``."""
 NO_AUDIT = Wish(without_audit=True)
 VOLUME, BUCKET = "volume", "bucket"
 PIPELINE = PipelineLog(0)
