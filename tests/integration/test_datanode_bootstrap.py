@@ -119,16 +119,14 @@ def scanned(nodes: Datanodes) -> set[tuple[int, str]]:
 
 
 def test_a_database_that_is_deleted_under_load_comes_back(nodes: Datanodes, ledger: Ledger) -> None:
-    """The log is trimmed behind it by the rule, which leaves it behind. Its other pipelines are followed meanwhile, and
-    all blocks are read from it afterwards.
-    """
+    """The other pipelines of the datanode are followed meanwhile; its blocks are read afterwards."""
     nodes.open_pipeline(1)
     with Writing(nodes, ledger) as writing:
         writing.wait_more(5)
         nodes.kill(VICTIM)
         shutil.rmtree(database(nodes))
         writing.wait_more(5)
-        first = trim_by_rule(nodes)
+        first = trim(nodes)
         nodes.start(VICTIM)
         nodes.wait("its other pipeline is followed", lambda: nodes.pipeline(VICTIM, 1))
         writing.wait_more(3)
@@ -139,6 +137,20 @@ def test_a_database_that_is_deleted_under_load_comes_back(nodes: Datanodes, ledg
         writing.wait_more(3)
     assert len(scanned(nodes)) == 1
     assert not list(database(nodes).parent.glob("*.candidate"))
+
+
+@pytest.mark.slow
+def test_a_member_that_is_left_behind_by_the_rule(nodes: Datanodes, ledger: Ledger) -> None:
+    """The leader logs a base under load and trims to it; the member's position lies before the log's start then."""
+    with Writing(nodes, ledger) as writing:
+        writing.wait_more(3)
+        nodes.stop(VICTIM)
+        writing.wait_more(3)
+        first = trim_by_rule(nodes)
+        nodes.start(VICTIM)
+        assert installed(nodes)["offset"] >= first
+        writing.wait_more(3)
+    assert len(scanned(nodes)) == 1
 
 
 @pytest.mark.slow
