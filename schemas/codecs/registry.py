@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +41,25 @@ def fingerprint_of(schema: Any) -> bytes:
     return bytes.fromhex(digest)
 
 
+@record
+class _History:
+    """The released versions, by name and number, and by fingerprint."""
+
+    by_number: dict[tuple[str, int], SchemaVersion]
+    by_fingerprint: dict[bytes, SchemaVersion]
+
+
 class Registry:
     """All known schema versions, by name (current) and by fingerprint (current and history)."""
 
     def __init__(self, folder: Path = _HERE) -> None:
+        self._folder = folder
         self._current: dict[str, SchemaVersion] = {}
         self._by_fingerprint: dict[bytes, SchemaVersion] = {}
-        self._by_number: dict[tuple[str, int], SchemaVersion] = {}
         for path in sorted(folder.glob("avsc/*/*.avsc")):
             version = _load(path, path.stem, None)
             self._current[version.name] = version
             self._by_fingerprint[version.fingerprint] = version
-        for path in sorted(folder.glob("history/*/v*.avsc")):
-            old = _load(path, path.parent.name, self._current[path.parent.name].parsed)
-            self._by_fingerprint.setdefault(old.fingerprint, old)
-            self._by_number[old.name, int(path.stem[1:])] = old
 
     def current(self, name: str) -> SchemaVersion:
         """Return the current version of ``name``; raises KeyError for an unknown one."""
@@ -62,15 +67,28 @@ class Registry:
 
     def by_fingerprint(self, fingerprint: bytes) -> SchemaVersion | None:
         """Return the version with this fingerprint, or None."""
-        return self._by_fingerprint.get(fingerprint)
+        return self._by_fingerprint.get(fingerprint) or self._history.by_fingerprint.get(fingerprint)
 
     def version(self, name: str, number: int) -> SchemaVersion:
         """Return a released version of ``name`` by its number in the history, from 1; raises KeyError without one."""
-        return self._by_number[name, number]
+        return self._history.by_number[name, number]
 
     def versions(self, name: str) -> list[SchemaVersion]:
         """Return all known versions of ``name``: the current one first, then released ones that differ from it."""
-        return [version for version in self._by_fingerprint.values() if version.name == name]
+        known = self._history.by_fingerprint | self._by_fingerprint
+        return sorted((version for version in known.values() if version.name == name), key=self._is_released)
+
+    @cached_property
+    def _history(self) -> _History:
+        # Fingerprints take longest of all that a process does at its start, and few meet what older software wrote.
+        by_number = {}
+        for path in sorted(self._folder.glob("history/*/v*.avsc")):
+            name = path.parent.name
+            by_number[name, int(path.stem[1:])] = _load(path, name, self._current[name].parsed)
+        return _History(by_number=by_number, by_fingerprint={old.fingerprint: old for old in by_number.values()})
+
+    def _is_released(self, version: SchemaVersion) -> bool:
+        return version is not self._current[version.name]
 
     def __iter__(self) -> Iterator[SchemaVersion]:
         """Iterate over the current versions."""
