@@ -24,18 +24,13 @@ from schemas.records.datanode import BlockRow, ContainerBlocks, ListContainer, R
 from schemas.records.rows import BlockLocation
 from schemas.sharding import pipeline_of
 from stratolog.backups.block_files import BlockFiles, WrongBytes
+from stratolog.backups.block_modes import WHOLE
 from stratolog.configuration.settings import Settings
 from stratolog.nodes.answers import node_answer
 
 ASKER = "backup"
 PEER_TIMEOUT_S = 30.0
 KEY_BYTES = 16
-
-NONE = "none"
-REFERENCE = "reference"
-WHOLE = "whole"
-MODES = (NONE, REFERENCE, WHOLE)
-"""What is kept of blocks: nothing; their rows; their rows and bytes."""
 
 
 class BlocksGone(BackupFailed):

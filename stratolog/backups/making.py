@@ -26,9 +26,10 @@ from replicated_db.shell.kafka.kafka_log import KafkaLog
 from schemas.codecs.block_rows import decode_block_row
 from schemas.records.rows import BlockLocation
 from schemas.topics import OM_LOG
-from stratolog.backups.block_backup import ASKER, MODES, NONE, WHOLE, BlocksGone, BlockTaking
+from stratolog.backups.block_backup import ASKER, BlocksGone, BlockTaking
 from stratolog.backups.block_files import BlockFiles
 from stratolog.backups.block_lists import needed_blocks, read_list, write_list
+from stratolog.backups.block_modes import MODES, NONE, WHOLE
 from stratolog.cluster.shard_log import topic_id
 from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UserError

@@ -48,9 +48,9 @@ from schemas.column_families import DATANODE_TABLE, PIPELINE_TABLE
 from schemas.records.datanode import PipelineRow
 from schemas.records.rows import BlockLocation
 from schemas.topics import OM_LOG
-from stratolog.backups.block_backup import NONE, REFERENCE
 from stratolog.backups.block_files import BlockFiles
 from stratolog.backups.block_lists import needed_blocks, read_list
+from stratolog.backups.block_modes import NONE, REFERENCE
 from stratolog.backups.block_restore import PlacedBlocks, place_blocks, rows_for
 from stratolog.backups.making import as_user_errors, mode_of
 from stratolog.cluster.shard_log import topic_id

@@ -119,6 +119,9 @@ class KafkaLog:
         try:
             low, high = self._reader.consumer.get_watermark_offsets(self._where(), timeout=REQUEST_TIMEOUT_S)
         except KafkaException as error:
+            if error.args[0].code() == KafkaError._UNKNOWN_PARTITION:
+                # The partition is new, and this consumer looked before. It would look again half a minute later.
+                self._reader.renew()
             raise LogUnavailable(str(error)) from error
         return LogBounds(low, high)
 

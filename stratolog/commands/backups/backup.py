@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replicated_db.core.backup.manifest import BackupManifest
-from stratolog.backups import making
-from stratolog.backups.block_backup import MODES, NONE
+from stratolog.backups.block_modes import MODES, NONE
 from stratolog.commands.common.addresses import shown_size
 from stratolog.commands.common.invocation import JsonOption, connected_settings_of
 from stratolog.commands.common.output import console, print_json, print_table, progress
 from stratolog.commands.common.waiting import interruptible
 from stratolog.errors import EXIT_FAILED, UsageError
+
+if TYPE_CHECKING:
+    from replicated_db.core.backup.manifest import BackupManifest
 
 INTERRUPTED = "no backup was made; what was fetched stays, and the next backup goes on with it"
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The directory with the backups of one cluster.")]
@@ -50,6 +51,8 @@ def backup(
     if blocks not in MODES:
         raise UsageError(f"--blocks {blocks!r}: it is one of {', '.join(MODES)}")
     if list_only:
+        from stratolog.backups import making
+
         _show_list(making.listed(folder), as_json)
     elif verify:
         _verify(folder, as_json)
@@ -60,6 +63,8 @@ def backup(
 
 
 def _make(context: typer.Context, folder: Path, name: str | None, blocks: str, as_json: bool) -> None:
+    from stratolog.backups import making
+
     settings = connected_settings_of(context)
     with progress(as_json) as report, interruptible(INTERRUPTED):
         made = making.make_backup(settings, folder, name=name, blocks=blocks, report=report)
@@ -117,6 +122,8 @@ def _time(time_ms: int) -> str:
 
 
 def _verify(folder: Path, as_json: bool) -> None:
+    from stratolog.backups import making
+
     with progress(as_json) as report, interruptible("nothing was changed"):
         found, problems = making.verify(folder, report)
     if as_json:
@@ -131,6 +138,8 @@ def _verify(folder: Path, as_json: bool) -> None:
 
 
 def _prune(folder: Path, keep: int, as_json: bool) -> None:
+    from stratolog.backups import making
+
     names, freed = making.prune(folder, keep)
     if as_json:
         print_json({"removed": names, "freed_bytes": freed})

@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratolog.backups.restoring import RestoredCluster, RestoreWish, restore_onto, restore_stack
 from stratolog.commands.backups.backup import Directory
 from stratolog.commands.common.addresses import positions, shown_size
 from stratolog.commands.common.invocation import JsonOption, settings_of
 from stratolog.commands.common.output import console, print_json, print_table, progress
 from stratolog.commands.common.waiting import interruptible
 from stratolog.errors import UsageError
+
+if TYPE_CHECKING:
+    from stratolog.backups.restoring import RestoredCluster
 
 INTERRUPTED = "the restore is not finished: the same command goes on with it"
 
@@ -60,6 +62,8 @@ def restore(
         raise UsageError("--node needs --no-start: a new local stack has all nodes of the settings")
     if datanodes is not None and not start:
         raise UsageError("--datanodes needs a new local stack: with --no-start the settings name the new datanodes")
+    from stratolog.backups.restoring import RestoreWish, restore_onto, restore_stack
+
     settings = settings_of(context).with_values(brokers=brokers, audit=audit)
     wish = RestoreWish(
         backup=backup, indexes=None if until_index is None else positions(until_index),

@@ -77,7 +77,8 @@ def make(
     made: list[DatanodeProcess] = []
     clock: Any = SystemClock()
     log = MemoryLog(clock)
-    monkeypatch.setattr("datanode_processors.pipeline.pipeline.KafkaLog", lambda *_: log)
+    for part in ("opening", "pipeline"):
+        monkeypatch.setattr(f"datanode_processors.pipeline.{part}.KafkaLog", lambda *_: log)
 
     def begin(**changes: Any) -> DatanodeProcess:
         config = config_of(tmp_path, broker.bootstrap_servers, **changes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
-from datanode_processors.pipelines import LOOKS_PER_SIZE, Pipelines
+from datanode_processors.pipelines import LOOK_INTERVAL_S, LOOKS_PER_SIZE, Pipelines
 from replicated_db.core.tables.memory import MemoryLog
 from replicated_db.shell.system import SystemClock
 from schemas import stream_errors as codes
@@ -36,6 +37,7 @@ PARTITION, CONTAINER, CELL = 3, 256 + 3, 512
 KEY = block_key(CONTAINER, 1)
 MODULE = "datanode_processors.pipelines"
 WAIT_S = 30.0
+LOOKS = 6
 
 
 class World:
@@ -104,7 +106,8 @@ def opening(generation: int = 1) -> OpenPipeline:
 def log(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
     clock: Any = SystemClock()
     made = MemoryLog(clock)
-    monkeypatch.setattr("datanode_processors.pipeline.pipeline.KafkaLog", lambda *_: made)
+    for module in ("opening", "pipeline"):
+        monkeypatch.setattr(f"datanode_processors.pipeline.{module}.KafkaLog", lambda *_: made)
     return made
 
 
@@ -133,6 +136,7 @@ def test_a_pipeline_that_is_opened_is_followed_led_and_reported(world: World) ->
 
 def test_a_change_of_leadership_is_said_at_once(world: World) -> None:
     pipeline = world.leading()
+    time.sleep(LOOKS * LOOK_INTERVAL_S)  # it has been seen leading
     world.told.clear()
     pipeline.stop()
     eventually(lambda: "changed" in world.told)

@@ -35,7 +35,7 @@ from schemas.codecs.codec import encode
 from schemas.records.log import LateRequest, Result, Tick
 from schemas.records.messages import CreateVolume, Evidence, Response
 from schemas.topics import OM_AUDIT, OM_LOG, OM_REJECTED, OM_REQUESTS, OM_RESPONSES
-from stratolog.local.processes import wait_until
+from stratolog.local.processes import free_ports, wait_until
 from tests.support.local.memory_broker import MemoryBroker, memory_broker
 from tests.support.local.secret import SECRET
 from tests.support.om.om_world import request_of
@@ -52,7 +52,7 @@ EVIDENCE = Evidence(
 
 def config_of(broker: MemoryBroker, folder: Path, **more: Any) -> NodeConfig:
     fields: dict[str, Any] = {
-        "node": "om1", "cluster": "test", "address_host": "127.0.0.1", "address_port": 1,
+        "node": "om1", "cluster": "test", "address_host": "127.0.0.1", "address_port": free_ports(1)[0],
         "bootstrap_servers": broker.bootstrap_servers, "shards": SHARDS, "replicas": ("om1", "om2"), "data_dir": folder,
         "pipelines": ("p1", "p2"), "datanodes": (), "datanode_timeout_ms": 10_000,
         "open_key_expire_threshold_ms": 60_000, "block_bytes": 1000, "container_bytes": 5000,
@@ -216,7 +216,8 @@ def test_what_a_node_says_of_itself(shared: OMNode, counted: Counted, monkeypatc
     monkeypatch.setattr(shared.backlogs[1], "refused", 5)
     monkeypatch.setattr(replica, "evidence", EVIDENCE)
     said = status.status()
-    assert (said["node"], said["cluster"], said["address"]) == ("om1", "test", "127.0.0.1:1")
+    address = f"127.0.0.1:{shared.config.address_port}"
+    assert (said["node"], said["cluster"], said["address"]) == ("om1", "test", address)
     follower, leader = said["shards"]
     assert (follower["shard"], follower["role"], leader["shard"], leader["role"]) == (0, "follower", 1, "leader")
     assert follower["digest"] == "0" * 16
