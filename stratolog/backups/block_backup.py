@@ -17,7 +17,7 @@ from datanode_processors.errors import BlockError
 from datanode_processors.wire.peer import Peer
 from replicated_db.core.bootstrap.pace import size_words
 from replicated_db.shell.backup.repository import BackupFailed, BackupRepository
-from replicated_db.shell.backup.telling import Telling
+from replicated_db.shell.bootstrap.telling import Telling
 from schemas.codecs.block_rows import block_of_key, decode_block_row
 from schemas.codecs.codec import Undecodable
 from schemas.records.datanode import BlockRow, ContainerBlocks, ListContainer, ReadBlock

@@ -17,7 +17,7 @@ from datanode_processors.layout import LayoutRefused, open_folder
 from datanode_processors.repair.transfer import has_rows, import_container
 from replicated_db.core.bootstrap.pace import size_words
 from replicated_db.shell.backup.repository import BackupFailed, BackupRepository
-from replicated_db.shell.backup.telling import Telling
+from replicated_db.shell.bootstrap.telling import Telling
 from schemas.codecs.block_rows import block_of_key, decode_block_row
 from schemas.records.rows import BlockLocation
 from stratolog.backups.block_files import BlockFiles, attached_bytes

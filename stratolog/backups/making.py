@@ -20,8 +20,8 @@ from replicated_db.core.errors import StopProcess
 from replicated_db.core.ports import LogUnavailable, StoreView
 from replicated_db.shell.backup.repository import BackupFailed, BackupRepository, opened
 from replicated_db.shell.backup.shard_backup import ShardSource, take_shard
-from replicated_db.shell.backup.telling import Telling
 from replicated_db.shell.bootstrap.peer_calls import PeerCalls
+from replicated_db.shell.bootstrap.telling import Telling
 from replicated_db.shell.kafka.kafka_log import KafkaLog
 from schemas.codecs.block_rows import decode_block_row
 from schemas.records.rows import BlockLocation

@@ -35,8 +35,8 @@ from replicated_db.shell.backup.shard_restore import (
     put_in_place,
     restore_rows,
 )
-from replicated_db.shell.backup.telling import Telling
 from replicated_db.shell.bootstrap.install import finish
+from replicated_db.shell.bootstrap.telling import Telling
 from replicated_db.shell.kafka.kafka_log import KafkaLog
 from replicated_db.shell.process import when_brokers_answer
 from replicated_db.shell.rocks import RocksReader, RocksStore

@@ -56,10 +56,10 @@ from replicated_db.core.ports import Entry, Log, LogBounds, LogUnavailable, Offs
 from replicated_db.core.tables.column_families import Families
 from replicated_db.shell.backup.log_files import keep_entries
 from replicated_db.shell.backup.repository import BackupFailed, BackupRepository
-from replicated_db.shell.backup.telling import Telling
 from replicated_db.shell.backup.tree import build_tree
 from replicated_db.shell.bootstrap.candidate_check import CandidateRefused, check_candidate
 from replicated_db.shell.bootstrap.peer_calls import PeerCalls, PeerError
+from replicated_db.shell.bootstrap.telling import Telling
 from replicated_db.shell.rocks import RocksReader
 
 READ_LIMIT = 500

@@ -41,10 +41,10 @@ from replicated_db.core.ports import DeliveryReport, Log, LogUnavailable
 from replicated_db.core.tables.column_families import TRANSACTION_INFO
 from replicated_db.shell.backup.log_files import kept_entries
 from replicated_db.shell.backup.repository import BackupFailed, BackupRepository, disk
-from replicated_db.shell.backup.telling import Telling
 from replicated_db.shell.backup.tree import build_tree, copy_trees, sync_tree
 from replicated_db.shell.bootstrap.candidate import candidate_folder
 from replicated_db.shell.bootstrap.install import finish, install
+from replicated_db.shell.bootstrap.telling import Telling
 from replicated_db.shell.bootstrap.transfer_desk import checkpoints_folder
 from schemas.codecs.codec import decode
 from schemas.records.log import Batch, RequestBatch

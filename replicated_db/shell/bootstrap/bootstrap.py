@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from replicated_db.core.applying.identity import Identity
 from replicated_db.core.applying.replica import SCAN_STEP_ROWS
@@ -61,11 +60,9 @@ from replicated_db.shell.bootstrap.candidate_check import (
 from replicated_db.shell.bootstrap.content_digests import ContentDigests
 from replicated_db.shell.bootstrap.install import install
 from replicated_db.shell.bootstrap.peer_calls import PeerCalls, PeerError
+from replicated_db.shell.bootstrap.telling import Telling
 from replicated_db.shell.rocks import RocksReader
 from schemas.privilege import ClusterSecret
-
-TELL_INTERVAL_S = 2.0
-"""How long a run is silent at most."""
 
 TOUCH_INTERVAL_S = 60.0
 """How often a transfer is touched while the candidate is scanned: the log must not be trimmed meanwhile."""
@@ -363,40 +360,19 @@ class _BootstrapRun:
         self._hashed += count
 
 
-class _Teller:
-    """Says what a run is at: when that changes, and every TELL_INTERVAL_S. A thread of its own does the latter.
+class _Teller(Telling):
+    """Says what a run is at.
 
     The last thing said is in a file of the candidate's folder, too: a node that bootstraps answers no HTTP yet.
     """
 
     def __init__(self, note: Note, prefix: str, file: Path) -> None:
-        self._note = note
+        super().__init__(note, thread="bootstrap-progress")
         self._prefix = prefix
         self._file = file
-        self._what: Callable[[], str] = lambda: ""
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._tell, name="bootstrap-progress", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def at(self, what: str | Callable[[], str]) -> None:
-        """Say what the run is at from here on."""
-        text = what if callable(what) else (lambda: str(what))
-        self._what = text
-        self.say(text())
 
     def say(self, text: str) -> None:
         """Say one thing."""
-        self._note(self._prefix + text)
+        super().say(self._prefix + text)
         with suppress(OSError):  # the folder is not there yet, or no longer
             self._file.write_text(self._prefix + text)
-
-    def _tell(self) -> None:
-        while not self._done.wait(TELL_INTERVAL_S):
-            self.say(self._what())

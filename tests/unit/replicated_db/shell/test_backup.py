@@ -31,10 +31,10 @@ from replicated_db.shell.backup.log_files import keep_entries, kept_entries
 from replicated_db.shell.backup.repository import BackupFailed, BackupRepository, opened
 from replicated_db.shell.backup.shard_backup import ShardSource, take_shard
 from replicated_db.shell.backup.shard_restore import begin_log, move_to_log, put_in_place, restore_rows
-from replicated_db.shell.backup.telling import Telling
 from replicated_db.shell.bootstrap import peer_calls
 from replicated_db.shell.bootstrap.install import finish
 from replicated_db.shell.bootstrap.peer_calls import PeerCalls
+from replicated_db.shell.bootstrap.telling import Telling
 from replicated_db.shell.rocks import RocksStore
 from replicated_db.shell.startup import check_beginning, check_replica
 from tests.support.local.secret import SECRET

@@ -311,7 +311,7 @@ def test_the_peers_own_rows_do_not_come_along(copied: Path, source: RocksNode):
 
 
 def test_a_run_says_what_it_is_at_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(bootstrap_module, "TELL_INTERVAL_S", 0.001)
+    monkeypatch.setattr("replicated_db.shell.bootstrap.telling.TELL_INTERVAL_S", 0.001)
     notes: list[str] = []
     file = tmp_path / "progress.txt"
     counted = iter(range(10**9))

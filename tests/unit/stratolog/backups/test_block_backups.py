@@ -20,7 +20,7 @@ from om_processors.namespace.snapshots import snapshot_key
 from om_processors.namespace.tables import deleted_key, key_key, open_key_key
 from replicated_db.core.tables.memory import MemoryStore
 from replicated_db.shell.backup.repository import BackupFailed, BackupRepository, opened
-from replicated_db.shell.backup.telling import Telling
+from replicated_db.shell.bootstrap.telling import Telling
 from schemas.codecs.block_rows import block_key, decode_block_row, encode_block_row
 from schemas.codecs.codec import encode
 from schemas.column_families import DELETED_TABLE, KEY_TABLE, OPEN_KEY_TABLE, SNAPSHOT_TABLE

@@ -13,11 +13,11 @@ TELL_INTERVAL_S = 2.0
 class Telling:
     """A context in which somebody is told what goes on; for one worker thread."""
 
-    def __init__(self, note: Callable[[str], None]) -> None:
+    def __init__(self, note: Callable[[str], None], *, thread: str = "backup-progress") -> None:
         self._note = note
         self._what: Callable[[], str] = lambda: ""
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._tell, name="backup-progress", daemon=True)
+        self._thread = threading.Thread(target=self._tell, name=thread, daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -40,4 +40,4 @@ class Telling:
     def _tell(self) -> None:
         while not self._done.wait(TELL_INTERVAL_S):
             if text := self._what():
-                self._note(text)
+                self.say(text)
