@@ -65,6 +65,10 @@ class Fetched:
 
     def stop(self) -> None:
         asyncio.run_coroutine_threadsafe(self.app.stop(), self._loop).result(30)
+        self.end()
+
+    def end(self) -> None:
+        """End as a node with a fatal error does: at once, and without its app, which has crashed."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
@@ -169,4 +173,4 @@ def test_a_record_of_a_log_that_cannot_be_read_ends_the_node(
         assert wait_until(lambda: bool(follower.errors), 30)
         assert "a header that is no UTF-8" in str(follower.errors[0])
     finally:
-        follower.stop()
+        follower.end()

@@ -342,7 +342,7 @@ class Node:
         self.fetch_offset = self.replica.read_offset + 1
         while True:
             self._wait_for_records()
-            for entry in self.log.read(self.fetch_offset, 5, 0):
+            for entry in self._fetched():
                 self.fetch_offset = entry.offset + 1
                 if self.follower.leaves_to_leader(0, entry.value):
                     continue
@@ -350,6 +350,18 @@ class Node:
                     self.seen["gap filled"] += 1
                     self.follower._guard(self.follower.fill, 0, entry.offset)
                 self.follower._guard(self.follower.apply, 0, entry.offset, entry.value)
+
+    def _fetched(self) -> list[Entry]:
+        """Fetch from the consumer's place, or from the replica's, if the log was trimmed behind it (``faust_transport``)."""
+        try:
+            return list(self.log.read(self.fetch_offset, 5, 0))
+        except OffsetOutOfRange:
+            following = self.replica.read_offset + 1
+            if following <= self.fetch_offset:
+                raise
+            self.seen["trimmed behind the replica"] += 1
+            self.fetch_offset = following
+            return []
 
     def _wait_for_records(self) -> None:
         """Wait for a record at the consumer's place, which a fault may move meanwhile."""

@@ -16,6 +16,7 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -253,8 +254,9 @@ def say_anything(sock: socket.socket) -> None:
 @pytest.mark.parametrize("state", STATES)
 def test_a_peer_that_stops_to_behave_in_any_state(watched: Watched, state: str, act: Callable[..., None]) -> None:
     sock = socket.create_connection(split_address(watched.node.address))
-    sock.sendall(STATES[state](watched))
-    act(sock)
+    with suppress(OSError):  # on a busy machine a deadline may have passed, and the node has left first
+        sock.sendall(STATES[state](watched))
+        act(sock)
     eventually(lambda: watched.node.server.snapshot().connections == 0)
     sock.close()
     watched.is_unharmed()
