@@ -97,8 +97,9 @@ test: install lint ## lint, typecheck, unit and integration: under 10 minutes on
 	@$(MAKE) --jobs=2 typecheck suite
 
 # One pytest run, so that its summary speaks for all and comes last. Five workers on two cores, whole files at a time (tests/conftest.py):
-# what needs processes is mostly waiting for them.
+# what needs processes is mostly waiting for them. In a clean clone one process compiles the tests first, instead of each worker.
 suite: install
+	@test -d tests/unit/__pycache__ || $(BIN)/python -m pytest $(INTEGRATION) $(UNIT) --collect-only -qq >/dev/null
 	$(BIN)/python -m pytest $(INTEGRATION) $(UNIT) -m "not slow" --numprocesses=5 --dist=loadscope --no-loadscope-reorder
 
 test-full: install lint typecheck ## everything, each fault ROUNDS times, each property on all its examples

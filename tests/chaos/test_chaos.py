@@ -19,7 +19,7 @@ from tests.support.faults import netns
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(900)]
 ONE_BROKER = ("client-kill", "wal-truncation", "sst-bit-flip", "all-brokers", "full-disk")
-QUICK = ("client-kill", "sst-bit-flip")
+QUICK = ("client-kill",)
 THREE_BROKERS = ("broker-kill", "node-partition", "broker-partition", "log-corruption")
 LOAD = Load(rate=15.0)
 """A quarter of a campaign's: it shares the processors with other tests."""

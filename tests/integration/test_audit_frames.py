@@ -55,6 +55,7 @@ def test_the_facts_of_a_log():
     assert counting.indexes_at(effective, {0: 10**6, 7: 5}) == {0: changed.index}
 
 
+@pytest.mark.slow
 def test_the_reports_of_stored_bytes_to_compare():
     """The newest that a majority has reported on; reports of others, of other types, and damaged ones do not count."""
     log = ordinary_pipeline()
@@ -72,6 +73,7 @@ def finding(kind: str, offset: int, value: bytes | None, chain: bytes | None = N
     return kind, OM_LOG, 0, offset, 5, value, chain
 
 
+@pytest.mark.slow
 def test_findings_are_written_once_however_often_a_micro_batch_is_repeated(tmp_path: Path):
     sums = digests.zeros(9)
     sums[[3, 700]] = [7, 2**64 - 1]

@@ -342,6 +342,7 @@ def test_a_micro_batch_that_newer_software_wrote_is_run_again_by_the_next_start(
     assert {v.verdict for v in sent.read_verdicts()} == {"unknown"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_running_audit_goes_on_after_a_kill(topics: Callable[..., Topics], jobs: Callable[[dict[str, Any]], Job]):
     """Two shards and a pipeline; the driver is killed between their halves; one replica falls silent in the second half.

@@ -105,6 +105,7 @@ def test_errors_name_what_is_wrong(transformed):
     ]
 
 
+@pytest.mark.slow
 def test_a_pipelines_changes_are_the_models():
     """Both logs in one frame: each row gets the slots of its own log's column families."""
     om, dn = ordinary_log(), ordinary_pipeline()
@@ -221,6 +222,7 @@ def test_the_oracle_computes_the_models_rows():
     effective.unpersist()
 
 
+@pytest.mark.slow
 def test_counters_that_are_claimed_falsely_are_named():
     log = LogBuilder().start()
     log.batch(log.merge(b"/v/right", 5), log.merge(b"/v/wrong", 5))
@@ -233,6 +235,7 @@ def test_counters_that_are_claimed_falsely_are_named():
     assert found[0].digest == total_hex(log.rows)
 
 
+@pytest.mark.slow
 def test_the_oracle_computes_pipelines():
     """Largest rows of blockTable, tombstones, void records; and from the rows what the stored bytes must be."""
     logs = {shard: ordinary_pipeline(shard) for shard in (0, 200)}
@@ -253,6 +256,7 @@ def test_the_oracle_computes_pipelines():
     effective.unpersist()
 
 
+@pytest.mark.slow
 def test_a_block_that_is_claimed_falsely_is_named():
     log = PipelineLog().start()
     log.batch(log.put_block(5, 1, b"right"))
@@ -264,6 +268,7 @@ def test_a_block_that_is_claimed_falsely_is_named():
     assert [(one.cf, one.key, one.value) for one in false] == [("blockTable", larger.key, 6)]
 
 
+@pytest.mark.slow
 def test_a_merge_that_cannot_be_computed_is_an_error():
     log = LogBuilder().start()
     log.batch(Merge(cf="usageTable", key=b"\xabk", operator="max", operand=bytes(8), prev=None, next=1))
@@ -280,6 +285,7 @@ def false_counters(log: LogBuilder) -> list[tuple[bytes, int]]:
     return [(one.key, one.value) for one in false]
 
 
+@pytest.mark.slow
 def test_false_counters_are_bounded_and_come_by_key(monkeypatch: pytest.MonkeyPatch):
     """Also those of one slot; a negative one is named as such."""
     monkeypatch.setattr(oracle, "MAX_COUNTER_DIFFERENCES", 2)
@@ -289,7 +295,7 @@ def test_false_counters_are_bounded_and_come_by_key(monkeypatch: pytest.MonkeyPa
     assert false_counters(log) == [(b"/v/1", -5), (b"/v/2", -5)]
 
 
-@pytest.mark.parametrize("length", [0, 7, 9])
+@pytest.mark.parametrize("length", [*(pytest.param(length, marks=pytest.mark.slow) for length in (0, 7)), 9])
 def test_counters_of_another_size_are_an_error(length: int):
     """A merge adds 8 bytes to 8 bytes: neither the row below nor an operand may have another length."""
     for odd in (
@@ -302,6 +308,7 @@ def test_counters_of_another_size_are_an_error(length: int):
             false_counters(log)
 
 
+@pytest.mark.slow
 def test_what_lies_below_the_last_put_or_delete_does_not_matter():
     log = LogBuilder().start()
     for below in (log.put("usageTable", b"/v/deleted", b"odd"), log.put("usageTable", b"/v/put", b"odd")):
@@ -312,6 +319,7 @@ def test_what_lies_below_the_last_put_or_delete_does_not_matter():
     assert log.rows["usageTable", b"/v/put"] == counter(8)
 
 
+@pytest.mark.slow
 def test_rows_of_an_unknown_column_family_are_an_error():
     log = LogBuilder().start()
     log.batch(log.put("keyTable", b"k", b"v"))
@@ -324,6 +332,7 @@ def test_rows_of_an_unknown_column_family_are_an_error():
     assert counting.ends(effective, "barrier") == {}
 
 
+@pytest.mark.slow
 def test_containers_have_the_digests_of_their_live_blocks():
     """One whose blocks are all deleted is left out; until is the last offset that counts; a damaged row is an error."""
     log = PipelineLog().start()
@@ -345,6 +354,7 @@ def test_containers_have_the_digests_of_their_live_blocks():
         oracle.container_digests(records, DN_COLUMN_FAMILIES, effective, {0: len(log.values)})
 
 
+@pytest.mark.slow
 def test_the_oracle_stops_where_the_log_breaks():
     log = ordinary_log()
     good, rows = len(log.values), dict(log.rows)
@@ -456,6 +466,7 @@ def rows_of(found: DataFrame) -> dict[tuple[str, str, str], Amounts]:
     return {(row.metric, row.kind, row.status): amounts for one in book_of(found) for row, amounts in one.rows.items()}
 
 
+@pytest.mark.slow
 def test_windows_count_blocks():
     log = PipelineLog().start()
     log.batch(log.put_block(1, 1, b"a"), log.put_block(1, 2, b"b"), log.put("containerTable", b"c", b"1"))

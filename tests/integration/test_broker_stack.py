@@ -97,6 +97,7 @@ def test_up_status_loss_up_again_down(command: Command) -> None:
     assert command("status")[0] == EXIT_UNAVAILABLE
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_stops_what_it_started_and_says_why(command: Command) -> None:
     # The node's data directory cannot be made: a file has its name.
     nodes = command.folder / ".stratolog" / "nodes"

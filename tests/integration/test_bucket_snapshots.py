@@ -147,6 +147,7 @@ def test_a_bucket_goes_once_its_snapshots_are_purged(stack: TestStack, client: C
     stack.wait("the leader has purged the snapshot", deleted)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_killed_while_it_makes_a_checkpoint_makes_the_same(
     stack: TestStack, client: Client, tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def test_put_get_cat_and_cp_keep_every_byte(key: Command, client: Client, tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.bin", "source.bin", "target.bin"]
 
 
+@pytest.mark.slow
 def test_from_standard_input_in_every_way(key: Command, client: Client) -> None:
     for way, topology in enumerate(["chain", "star", "tree", "chain"]):
         data = fresh_bytes(5 * MIB + way)
@@ -99,6 +100,7 @@ def test_from_standard_input_in_every_way(key: Command, client: Client) -> None:
         assert key("cat", address).stdout == data
 
 
+@pytest.mark.slow
 def test_errors_name_what_is_wrong(key: Command, tmp_path: Path) -> None:
     cases = [
         (("put", "/bytes/bucket/k", str(tmp_path / "none")), 1, "No such file or directory"),

@@ -365,6 +365,7 @@ def test_the_demo_with_a_small_tree(demo: Demo, tree: Path) -> None:
     assert not (demo.folder / ".stratolog").exists(), "nothing stays"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_an_interrupted_demo_stops_what_it_started(demo: Demo, tree: Path) -> None:
     process = demo.start("demo", "--tree", str(tree))

@@ -149,7 +149,9 @@ def test_one_dies_in_mid_stream(world: KeyWorld, who: str, way: int) -> None:
     world.check(f"{who}-{way}", data)
 
 
-@pytest.mark.parametrize("who", ["leader", "primary", "follower"])
+@pytest.mark.parametrize(
+    "who", ["leader", *(pytest.param(who, marks=pytest.mark.slow) for who in ("primary", "follower"))]
+)
 def test_one_hangs_in_mid_stream(world: KeyWorld, who: str) -> None:
     world.only(1)
     data = fresh_bytes(6 * MIB + 11)
@@ -170,6 +172,7 @@ def test_one_hangs_in_mid_stream(world: KeyWorld, who: str) -> None:
     world.check(f"hang-{who}", data)
 
 
+@pytest.mark.slow
 def test_two_die_in_mid_stream_and_the_rest_goes_to_another_pipeline(world: KeyWorld) -> None:
     world.only(1)
     data = fresh_bytes(6 * MIB + 11)
@@ -200,6 +203,7 @@ def test_an_abort_leaves_nothing(world: KeyWorld) -> None:
     assert ("v", "b", "aborted") not in world.cluster.keys
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
 def test_random_keys_while_one_after_another_is_killed(world: KeyWorld, seed: int) -> None:
     chance = random.Random(seed)

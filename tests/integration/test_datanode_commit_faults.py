@@ -263,6 +263,7 @@ def test_an_entry_lost_with_its_broker_is_refused_by_the_watch(
     ledger.add(other, data)
 
 
+@pytest.mark.slow
 def test_an_early_close_survives_the_loss_of_its_entry(
     nodes: Datanodes, ledger: Ledger, kafka: LocalKafka, world: KeyWorld, fault_round: int
 ) -> None:

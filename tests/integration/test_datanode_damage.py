@@ -125,6 +125,7 @@ CUT_AT = 37 * CELL_BYTES + 77
 """Where dn3's file ends."""
 
 
+@pytest.mark.slow
 def test_replicas_damaged_in_different_cells_are_read_as_one(
     nodes: Datanodes, ledger: Ledger, world: KeyWorld, fault_round: int
 ) -> None:
@@ -160,6 +161,7 @@ def test_replicas_damaged_in_different_cells_are_read_as_one(
     ledger.add_key(world, key, data)
 
 
+@pytest.mark.slow
 def test_a_cell_damaged_everywhere_is_named_and_all_others_are_read_and_repaired(
     nodes: Datanodes, ledger: Ledger, world: KeyWorld, fault_round: int
 ) -> None:

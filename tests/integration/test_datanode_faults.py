@@ -79,6 +79,7 @@ def others(nodes: Datanodes, *excluded: str) -> list[str]:
     return [name for name in nodes.pipelines[PARTITION] if name not in excluded]
 
 
+@pytest.mark.slow  # one in each way: test_datanode_client.py
 @pytest.mark.parametrize("way", [1, 2, 3])
 @pytest.mark.parametrize("who", ["follower", "primary", "leader"])
 def test_one_dies_in_mid_stream(
@@ -190,7 +191,7 @@ def test_a_member_that_hangs_is_watched_by_majority(
     ledger.add_key(world, key, data)
 
 
-@pytest.mark.parametrize("way", [1, 2, 3])
+@pytest.mark.parametrize("way", [*(pytest.param(way, marks=pytest.mark.slow) for way in (1, 2)), 3])
 def test_a_leader_that_hangs_is_replaced(
     nodes: Datanodes, ledger: Ledger, make_world: Callable[..., KeyWorld], way: int, fault_round: int
 ) -> None:
@@ -288,6 +289,7 @@ MEMORY_BYTES = 16 * MIB
 """Half of what the slow clients have on their way."""
 
 
+@pytest.mark.slow
 def test_a_slow_datanode_slows_its_own_client_and_no_other(
     nodes: Datanodes, ledger: Ledger, make_world: Callable[..., KeyWorld], fault_round: int
 ) -> None:

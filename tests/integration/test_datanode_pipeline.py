@@ -317,6 +317,7 @@ def test_all_are_killed_and_start_again(nodes: Datanodes, block: Block):
     assert all(one.satisfied for one in nodes.watch(block, len(more)))
 
 
+@pytest.mark.slow
 def test_a_stop_hands_over_and_a_lost_file_is_fetched_at_the_next_start(nodes: Datanodes, block: Block):
     data = os.urandom(7 * CELL_BYTES)
     nodes.write(block, data)
@@ -358,6 +359,7 @@ def test_pipelines_opened_later_have_leaders_of_their_own(nodes: Datanodes):
     assert nodes.read("dn1", one, len(data)) == data
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_opened_again_and_has_what_it_had(nodes: Datanodes):
     """Its members were away, the Object Manager has retired it, and they are back."""
     settle(nodes)
@@ -395,6 +397,7 @@ def test_a_pipeline_is_opened_again_and_has_what_it_had(nodes: Datanodes):
     assert nodes.pipeline(leader, 4)["state"] == "CLOSED", "of a closed one only its members' addresses are told"
 
 
+@pytest.mark.slow
 def test_a_closed_container_is_copied_to_a_datanode_that_is_no_member(nodes: Datanodes):
     settle(nodes)
     assert nodes.open_pipeline(3, ["dn1", "dn2"]) == "dn1"
@@ -458,6 +461,7 @@ def test_members_report_equal_digests_of_what_their_disks_hold(nodes: Datanodes,
         assert len({repr(report) for report in reports.values()}) == 1
 
 
+@pytest.mark.slow
 def test_prepared_for_an_upgrade_everything_is_closed(lease_kafka: Callable[[], LocalKafka], tmp_path: Path):
     with Datanodes(tmp_path, lease_kafka(), count=1) as one:
         one.open_pipeline(0)
@@ -478,6 +482,7 @@ def test_prepared_for_an_upgrade_everything_is_closed(lease_kafka: Callable[[], 
         assert one.read("dn1", block, len(data)) == data
 
 
+@pytest.mark.slow
 def test_a_datanode_that_is_stopped_as_soon_as_it_answers_ends(nodes: Datanodes):
     """Its consumer is just joining its group then, and does not hear of it."""
     settle(nodes)

@@ -109,6 +109,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Racks, H
         yield racks, nodes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("primary", list(RACKS))
 def test_bytes_cross_between_racks_exactly_once(

@@ -121,6 +121,7 @@ def wait_reported(stack: TestStack, client: Client, partitions: set[int]) -> Non
         stack.wait("reports of all members", reported)
 
 
+@pytest.mark.slow
 def test_new_pipelines_get_added_partitions_and_nothing_restarts(stack: TestStack, client: Client) -> None:
     assert partition_counts(stack) == {DN_LOG: len(FIRST), DN_AUDIT: len(FIRST)}
     processes = {**stack.nodes, **stack.datanodes}

@@ -125,6 +125,7 @@ def replaying(wanted: Range) -> Callable[[Session, Cluster, int], None]:
     return lambda session, cluster, shard: replay.run(session, cluster, shard, wanted)
 
 
+@pytest.mark.slow
 def test_replays_and_states_of_the_past(cluster: Cluster, tmp_path: Path) -> None:
     volume = volume_name("past", SHARD, SHARDS)
     written(cluster, volume)

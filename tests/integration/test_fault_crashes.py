@@ -82,6 +82,7 @@ def test_a_leader_is_killed(stack: TestStack, client: Client, fault_round: int) 
     assert_all_agree(stack, load)
 
 
+@pytest.mark.slow
 def test_a_follower_is_killed(stack: TestStack, client: Client, fault_round: int) -> None:
     victim = bystander(stack)
     load = load_on_all_shards(client)
@@ -217,6 +218,7 @@ def assert_one_answer_for_each_call(tap: Tap) -> None:
     assert max(map(len, answers.values())) == 1, "one call has two different answers"
 
 
+@pytest.mark.slow
 def test_a_graceful_stop_hands_over(stack: TestStack, client: Client, fault_round: int) -> None:
     shard = 1
     leaver = stack.wait_leader(shard)
@@ -236,6 +238,7 @@ def test_a_graceful_stop_hands_over(stack: TestStack, client: Client, fault_roun
     assert_all_agree(stack, load)
 
 
+@pytest.mark.slow
 def test_all_nodes_restart_from_disk(stack: TestStack, client: Client, fault_round: int) -> None:
     load = load_on_all_shards(client)
     with load:
@@ -259,6 +262,7 @@ def test_all_nodes_restart_from_disk(stack: TestStack, client: Client, fault_rou
     assert_journal_holds(stack, more)
 
 
+@pytest.mark.slow
 def test_an_empty_disk_replays_the_log(stack: TestStack, client: Client, fault_round: int) -> None:
     load = load_on_all_shards(client)
     with load:

@@ -189,6 +189,7 @@ def assert_serves_no_more(stack: TestStack, node: str, volume: str) -> None:
     assert node not in stack.leaders(SHARD)
 
 
+@pytest.mark.slow
 def test_the_leaders_row_is_changed(stack: TestStack, client: Client, volume: str, fault_round: int) -> None:
     damaged = bystander(stack)
     healthy = [name for name in stack.names if name != damaged]
@@ -225,6 +226,7 @@ def test_the_leaders_row_is_changed(stack: TestStack, client: Client, volume: st
     assert_whole(stack, client)
 
 
+@pytest.mark.slow
 def test_all_replicas_are_changed_alike(stack: TestStack, client: Client, volume: str, fault_round: int) -> None:
     row = key_row(volume, "key-3")
     slot = slot_of(KEY_TABLE, row)
@@ -254,6 +256,7 @@ def signed_change(row: bytes, old: bytes, new: bytes) -> int:
     return (row_hash(KEY_TABLE, row, new) - row_hash(KEY_TABLE, row, old)) % (1 << 64)
 
 
+@pytest.mark.slow
 def test_a_leader_claims_a_false_prev(stack: TestStack, client: Client, volume: str, fault_round: int) -> None:
     liar = bystander(stack)
     honest = [name for name in stack.names if name != liar]

@@ -42,8 +42,14 @@ def alter(kafka: LocalKafka, topic: str, setting: str, value: str) -> None:
     [
         (OM_LOG, "retention.ms", "86400000", LOG_SETTINGS["retention.ms"]),
         (OM_LOG, "cleanup.policy", "compact", LOG_SETTINGS["cleanup.policy"]),
-        (OM_REQUESTS, "message.timestamp.type", "CreateTime", REQUEST_SETTINGS["message.timestamp.type"]),
-        (OM_REQUESTS, "compression.type", "producer", "uncompressed"),
+        pytest.param(
+            OM_REQUESTS,
+            "message.timestamp.type",
+            "CreateTime",
+            REQUEST_SETTINGS["message.timestamp.type"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(OM_REQUESTS, "compression.type", "producer", "uncompressed", marks=pytest.mark.slow),
     ],
 )
 def test_a_wrong_topic_setting(stack: TestStack, topic: str, setting: str, wrong: str, right: str) -> None:
@@ -121,6 +127,7 @@ def test_a_missing_topic(stack: TestStack) -> None:
     make_topics(stack)
 
 
+@pytest.mark.slow
 def test_brokers_that_make_topics_by_themselves(stack: TestStack) -> None:
     properties = stack.kafka.cluster.folder / "broker-1" / "server.properties"
     before = properties.read_text()

@@ -69,6 +69,7 @@ def killed_writer(stack: TestStack) -> int:
     return session_id
 
 
+@pytest.mark.slow
 def test_a_vanished_clients_key_expires_and_a_touched_one_commits(stack: TestStack, client: Client) -> None:
     client.create_volume("expiry")
     client.create_bucket("expiry", "bucket")

@@ -365,6 +365,7 @@ def test_prepare_refuses_writes_and_checkpoints_every_replica(
     assert_all_agree(stack, load)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("finalized")
 def test_a_node_is_added_and_removed(stack: TestStack, client: Client, fault_round: int) -> None:
     before, old_file = stack.settings, stack.settings_file.read_text()

@@ -22,7 +22,7 @@ from producers import (
 from stratolog.cli import build_app
 from tests.support.local.stack import TestStack
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(300)]
 
 STACK = {"nodes": 3, "shards": 1, "barrier_interval_ms": 200}
 KEYS = 2_000
@@ -155,7 +155,6 @@ def test_jobs_over_http(stack: TestStack, changed: Client) -> None:
     assert httpx.post(f"{base}/v1/snapshot-diffs/{begun['job']}/cancel/x").status_code == 403
 
 
-@pytest.mark.slow
 def test_a_job_whose_node_is_killed_goes_on_elsewhere(stack: TestStack, changed: Client, all_nodes_run: None) -> None:
     seen: list[SnapshotDiffProgress] = []
     found = changed.snapshot_diff(*PLACE, "one", "two", page_size=2, on_progress=seen.append)
@@ -188,7 +187,6 @@ def test_a_snapshot_that_is_deleted_takes_its_diffs_along(
         list(found)
 
 
-@pytest.mark.slow
 def test_what_a_killed_node_leaves_is_gone_when_it_runs_again(
     stack: TestStack, changed: Client, all_nodes_run: None
 ) -> None:

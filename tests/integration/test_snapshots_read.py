@@ -80,6 +80,7 @@ def refused(stack: TestStack, *words: str) -> str:
     return done.stderr.decode()
 
 
+@pytest.mark.slow
 def test_old_bytes_are_read_until_the_snapshot_is_deleted(stack: TestStack, client: Client) -> None:
     client.create_volume("snaps")
     client.create_bucket(*PLACE)

@@ -20,7 +20,7 @@ import pytest
 
 from tests.support.sdk.typed_sample import FINDINGS, SAMPLE, found_in_sample
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 FOREIGN = (
@@ -233,7 +233,6 @@ def test_a_client_without_a_broker_says_so(environment: Path) -> None:
     assert "127.0.0.1:1" in result.stderr
 
 
-@pytest.mark.slow
 def test_type_checkers_see_the_sdk_of_the_wheel(environment: Path, tmp_path: Path) -> None:
     (tmp_path / "sample.py").write_text(SAMPLE)
     mypy = (sys.executable, "-m", "mypy", "--strict", "--python-executable", environment / "bin" / "python")

@@ -69,6 +69,7 @@ def test_a_lie_planted_in_a_recorded_history_is_found(campaign: Campaign, stack:
     assert verdict.illegal[0]["call"] == last.called_ns
 
 
+@pytest.mark.slow
 def test_a_stale_read_from_a_paused_follower_is_found(
     campaign: Campaign, stack: TestStack, clients: list[Client]
 ) -> None:
