@@ -1,8 +1,9 @@
 """How far a node's install is, seen from outside while it runs: its folders, its progress file, its log.
 
 The stages between two renames last as long as a folder's fsync, which may be microseconds. So the node is stopped
-(SIGSTOP) while :meth:`InstallWatch.wait` looks, and runs on for SLICE_S, once its install has begun. Before that, and
-while the node only has to come up, it runs.
+(SIGSTOP) while :meth:`InstallWatch.wait` looks, and runs on for a slice of time, once its install has begun. Before
+that, and while the node only has to come up, it runs. The slices of a stage begin with SLICE_S and grow, since on a busy
+machine a node may not get a processor in so short a time.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ ASK_INTERVAL_S = 0.05
 
 SLICE_S = 0.0001
 """For how long the node runs between two looks, at least."""
+
+SLICE_GROWTH = 1.2
+LONGEST_SLICE_S = 0.02
 
 LONG_STAGE_INTERVAL_S = 0.002
 """How often to look while what is waited for is far away, or lasts long."""
@@ -92,19 +96,21 @@ class InstallWatch:
 
         It ends, too, when the node has ended, or the time is up.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s, before, slice_s = time.monotonic() + timeout_s, None, SLICE_S
         while True:
             found = self.stage()
             if ORDER[found] >= ORDER[wanted] or not self.runs() or time.monotonic() > deadline_s:
                 return found
             if is_near(found, wanted):
-                self._let_run()
+                slice_s = min(slice_s * SLICE_GROWTH, LONGEST_SLICE_S) if found is before else SLICE_S
+                self._let_run(slice_s)
+                before = found
             else:
                 time.sleep(LONG_STAGE_INTERVAL_S)
 
-    def _let_run(self) -> None:
+    def _let_run(self, slice_s: float) -> None:
         self.signal(signal.SIGCONT)
-        time.sleep(SLICE_S)
+        time.sleep(slice_s)
         self.signal(signal.SIGSTOP)
 
     def _progress(self) -> str:
