@@ -46,12 +46,13 @@ class JobHealth:
 
     def on_written(self, batch_id: int, verdicts: list[Verdict]) -> None:
         """Note a micro-batch that has been written."""
-        latest: dict[str, Any] = self._state["verdicts"]
-        for verdict in verdicts:
-            log = "" if verdict.log == OM_LOG else f"{verdict.log}/"
-            latest[f"{log}{verdict.shard}/{verdict.node}/{verdict.basis}"] = brief(verdict)
-        while len(latest) > MAX_VERDICTS:
-            latest.pop(next(iter(latest)))
+        with self._lock:
+            latest: dict[str, Any] = self._state["verdicts"]
+            for verdict in verdicts:
+                log = "" if verdict.log == OM_LOG else f"{verdict.log}/"
+                latest[f"{log}{verdict.shard}/{verdict.node}/{verdict.basis}"] = brief(verdict)
+            while len(latest) > MAX_VERDICTS:
+                latest.pop(next(iter(latest)))
         self.update(status="running", batch_id=batch_id)
 
 
