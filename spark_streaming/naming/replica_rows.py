@@ -53,7 +53,7 @@ class ReplicaRows:
         try:
             return _rows(self._answer(address, shard, difference.cf, difference.bucket))
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise NoRows(f"{node} at {address}: {error or type(error).__name__}") from error
+            raise NoRows(f"{node} at {address}: {str(error) or type(error).__name__}") from error
 
     def _answer(self, address: str, shard: int, cf: str, bucket: int) -> Any:
         deadline, body = time.monotonic() + ASK_SECONDS, bytearray()
