@@ -1,4 +1,4 @@
-"""A shard's log as a leader under load writes it, with true reports of its replicas; large, so sums are kept, not rows."""
+"""A shard's log as a leader under load writes it, and its replicas' true reports; of its rows only sums are kept."""
 
 from __future__ import annotations
 

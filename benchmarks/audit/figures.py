@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Progress(NamedTuple):
-    """What the audit had done at a moment: operations behind its verdicts, and its processes' seconds of processor time."""
+    """What the audit had done by then: operations behind its verdicts, and seconds of processor time."""
 
     at_s: float
     operations: int
