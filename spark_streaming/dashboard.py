@@ -22,6 +22,7 @@ from rich.text import Text
 from schemas.codecs.codec import Undecodable, decode_as
 from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG, OM_VERDICTS
+from spark_streaming.naming.core.row_differences import NAMED
 from spark_streaming.records.core.freshness import (
     JudgedVerdict,
     ReportedPartition,
@@ -37,6 +38,8 @@ POLL_SECONDS = 0.5
 MESSAGES_PER_POLL = 500
 METADATA_SECONDS = 10.0
 REASON_CHARACTERS = 60
+KEYS_CHARACTERS = 400
+"""Of the keys that differ so much is shown, over several lines."""
 COLOURS = {"equal": "green", "diverged": "bold red", "unknown": "yellow"}
 
 
@@ -106,10 +109,16 @@ def table_of(
             str(verdict.index),
             str(verdict.barrier_offset),
             str(verdict.differing_slots) if verdict.differing_slots else "",
-            Text(verdict.reason[:REASON_CHARACTERS]),
+            Text(_reason(verdict)),
         )
         table.add_row(*(cell for name, cell in zip(names, cells, strict=True) if name not in gone))
     return table
+
+
+def _reason(verdict: Verdict) -> str:
+    """Return what is shown of a reason: the keys that differ, if they are named."""
+    _, named, keys = verdict.reason.partition(NAMED)
+    return f"{named}{keys}"[:KEYS_CHARACTERS] if named else verdict.reason[:REASON_CHARACTERS]
 
 
 def colour_of(one: JudgedVerdict) -> str:

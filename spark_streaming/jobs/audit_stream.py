@@ -34,6 +34,8 @@ from schemas.records.messages import Verdict
 from spark_streaming.configuration.audit_config import AuditConfig, load_config
 from spark_streaming.jobs.health import JobHealth
 from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
+from spark_streaming.naming.key_naming import KeyNaming
+from spark_streaming.naming.replica_rows import ReplicaRows
 from spark_streaming.records.batch_gate import BatchGate
 from spark_streaming.records.checkpoints import begin_anew_if_trimmed
 from spark_streaming.records.logs import topic_partitions
@@ -41,8 +43,8 @@ from spark_streaming.records.sender import Sender
 from spark_streaming.records.session import LOG_LEVEL, build_session
 from spark_streaming.verdicts.core.shard_state import LogBarrier
 from spark_streaming.verdicts.core.words import LOG, UNKNOWN
-from spark_streaming.verdicts.query import start
-from spark_streaming.verdicts.sinks import FindingSink
+from spark_streaming.verdicts.query import SLOW_STARTS, SLOW_WORKER, start
+from spark_streaming.verdicts.sinks import FindingSink, verdict_record
 from spark_streaming.windows.query import start_windows
 
 POLL_SECONDS = 0.5
@@ -89,6 +91,22 @@ class Reporter:
                 raise AuditTooOld(verdict.reason)
 
 
+class NamedVerdicts:
+    """Sends verdicts once more, with their keys; for the thread that names them."""
+
+    def __init__(self, config: AuditConfig, health: JobHealth) -> None:
+        self._sender = Sender(config.bootstrap_servers, config.verdicts_topic)
+        self._health = health
+
+    def send(self, verdict: Verdict) -> None:
+        """Send a verdict; brokers that do not take it are no reason to end: it has been given without keys."""
+        try:
+            self._sender.send([verdict_record(verdict)])
+        except KafkaException as error:
+            print(f"keys that differ could not be told: {error}", file=sys.stderr)
+        self._health.on_named(verdict)
+
+
 def run(config: AuditConfig) -> int:
     """Audit until a signal arrives; return the exit status."""
     stop = _Stop()
@@ -104,33 +122,43 @@ def run(config: AuditConfig) -> int:
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     session = build_session(replace(config.spark(), empty_batches=not has_stats))
     stats = Sender(config.bootstrap_servers, config.stats_topic) if has_stats else None
+    naming = KeyNaming(ReplicaRows(config.addresses), NamedVerdicts(config, health).send)
+    naming.start()
+    slow_starts = 0
     try:
         while True:
             wakes = WakeUps((config.report_timeout_ms, config.scan_timeout_ms))
             reporter, gate = Reporter(health, wakes), BatchGate()
-            queries = _start(session, config, reporter, gate, has_stats=has_stats)
+            queries = _start(session, config, reporter, gate, naming, has_stats=has_stats)
             job = RunningQueries(session, queries, health, gate, wakes, stats)
             failure = job.run(lambda: stop.asked)
             if failure is None:
                 health.update(status="stopped")
                 return 0
+            if SLOW_WORKER in failure and slow_starts < SLOW_STARTS:
+                slow_starts = 1 if gate.passed else slow_starts + 1
+                print("the machine is busy: Spark's Python did not start in time; again", file=sys.stderr)
+                continue
             if reporter.too_old is not None or not leave_trimmed_checkpoints(config):
                 return _fail(health, reporter.too_old or failure)
     except KafkaException as error:
         return _fail(health, str(error))
     finally:
+        naming.stop()
         session.stop()
 
 
 def _start(
-    session: SparkSession, config: AuditConfig, reporter: Reporter, gate: BatchGate, *, has_stats: bool
-) -> list[StreamingQuery]:
+    session: SparkSession, config: AuditConfig, reporter: Reporter, gate: BatchGate, naming: KeyNaming, *,
+    has_stats: bool,
+) -> list[StreamingQuery]:  # fmt: skip
     sink = FindingSink(
         bootstrap_servers=config.bootstrap_servers,
         topic=config.verdicts_topic,
         output_dir=config.output_dir,
         on_written=reporter.on_written,
         gate=gate,
+        complete=naming.take,
     )
     queries = [start(session, config, sink, once=False)]
     if config.windows and has_stats:

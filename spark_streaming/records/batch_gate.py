@@ -22,6 +22,8 @@ class BatchGate:
         self._changed = threading.Condition()
         self._inside = 0
         self._is_closed = False
+        self.passed = 0
+        """How many micro-batches have passed."""
 
     @contextmanager
     def passing(self) -> Iterator[None]:
@@ -35,6 +37,7 @@ class BatchGate:
         finally:
             with self._changed:
                 self._inside -= 1
+                self.passed += 1
                 self._changed.notify_all()
 
     def close(self, timeout_s: float) -> bool:

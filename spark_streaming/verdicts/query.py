@@ -14,6 +14,12 @@ from spark_streaming.records.transforms import audit_rows, no_rows
 from spark_streaming.verdicts.audit import audit
 from spark_streaming.verdicts.sinks import FindingSink
 
+SLOW_WORKER = "Python worker failed to connect back"
+"""What Spark says if a Python process has not started within ten seconds, which cannot be configured."""
+
+SLOW_STARTS = 10
+"""How often in a row a query is started again that has failed so: the machine is busy, and nothing is wrong."""
+
 
 def findings(session: SparkSession, config: AuditConfig, *, timers: bool) -> DataFrame:
     """Return the stream of findings over the configured topics."""

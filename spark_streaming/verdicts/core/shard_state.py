@@ -35,6 +35,9 @@ TAKEN_BACK = 20_000
 KEPT_SCANS = 4
 """Most scans of stored bytes that are kept until all members have reported."""
 
+EARLY_SCAN_REPORTS = 8
+"""Most reports of a scan that are kept before the log says who the members are: a report has 8 MiB at most."""
+
 
 class LogStanding(Enum):
     """What the log alone tells about a shard's rows."""

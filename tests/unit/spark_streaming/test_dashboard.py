@@ -69,6 +69,14 @@ def shown(verdicts: list[Verdict], now_ms: int = 4000, width: int = 160) -> list
     ]
 
 
+def test_keys_that_differ_are_shown_whole():
+    """A reason is cut, and they stand at its end."""
+    named = "rows that differ: keyTable bucket 7: '/v/b/k' (missing)"
+    lost = replace(EQUAL, verdict="diverged", differing_slots=1, reason=f"{'1 slot differs; ' * 9}{named}")
+    _, row = shown([lost], width=220)
+    assert row[-1] == named
+
+
 def test_each_verdict_is_a_row_of_the_table():
     lost = replace(EQUAL, node="", log=DN_LOG, verdict="diverged", basis="log", differing_slots=7, reason="x" * 99)
     assert shown([EQUAL, lost]) == [

@@ -22,6 +22,7 @@ from spark_streaming.jobs.audit_stream import MAX_REASON_CHARACTERS, AuditTooOld
 from spark_streaming.jobs.health import JobHealth
 from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
 from spark_streaming.records.batch_gate import BatchGate, GateClosed
+from spark_streaming.verdicts.query import SLOW_STARTS, SLOW_WORKER
 
 EQUAL = Verdict(
     cluster="c", shard=0, node="om1", barrier_offset=10, index=5, verdict="equal", basis="incremental", differences=[],
@@ -231,6 +232,22 @@ def test_a_log_that_is_trimmed_past_the_audit_sets_it_back_to_the_base(
     assert audit_stream.run(config) == 0
     assert runs.started == 2
     assert told(config.health_file)["status"] == "stopped"
+
+
+def test_python_that_starts_slowly_on_a_busy_machine_is_started_again(
+    config: AuditConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """It ended the audit: Spark waits for ten seconds."""
+    slow = StreamingQueryException(f"[STREAM_FAILED] {SLOW_WORKER}. SQLSTATE: XXKST")
+    runs = Runs([Query([slow]), Query([slow]), Query([True])], trimmed=[False])
+    runs.install(monkeypatch)
+    assert audit_stream.run(config) == 0
+    assert runs.started == 3
+    assert capsys.readouterr().err.count("the machine is busy") == 2
+    for_ever = Runs([Query([slow]) for _ in range(SLOW_STARTS + 1)], trimmed=[False, False])
+    for_ever.install(monkeypatch)
+    assert audit_stream.run(config) == 1
+    assert for_ever.queries == []
 
 
 def test_any_other_failure_ends_the_audit(

@@ -17,7 +17,7 @@ from schemas.records.messages import Verdict
 from schemas.topics import DN_LOG
 from spark_streaming.verdicts.core.matching import ShardAudit
 from spark_streaming.verdicts.core.scans import MAX_CONTAINERS, against_log, among_members
-from spark_streaming.verdicts.core.shard_state import Finding, MatchingLimits
+from spark_streaming.verdicts.core.shard_state import EARLY_SCAN_REPORTS, Finding, MatchingLimits
 from spark_streaming.verdicts.state import state_from, state_row
 from tests.support.audit.auditmodel import MatchingState, log_rows
 from tests.support.logs.logbuilder import At
@@ -139,10 +139,11 @@ class Auditor:
         self.store = MatchingState(log.shard)
         self.read = 0
 
-    def take(self, *reports: BlockReport, now_ms: int = 0) -> list[Verdict]:
-        audit = self.audit()
-        rows = log_rows(self.log.values, self.read, DN_COLUMN_FAMILIES)
-        self.read = len(self.log.values)
+    def take(self, *reports: BlockReport, now_ms: int = 0, up_to: int | None = None) -> list[Verdict]:
+        """Read the log ``up_to`` an offset, all by default, and reports, in one micro-batch."""
+        audit, values = self.audit(), self.log.values[:up_to]
+        rows = log_rows(values, self.read, DN_COLUMN_FAMILIES)
+        self.read = len(values)
         return self.keep(audit, list(audit.take(rows, [], now_ms, reports)))
 
     def expire(self, now_ms: int) -> list[Verdict]:
@@ -214,6 +215,59 @@ def test_reports_of_others_are_unknown():
         assert verdict.verdict == "unknown"
         assert reason in verdict.reason
     assert running.store.blocks == {}
+
+
+def test_reports_of_blocks_may_come_before_their_log():
+    """They were judged by a log that had not been read: the member was ``unknown``, and its scan never ended."""
+    log = ordinary_pipeline(shard=3)
+    running = auditor(log)
+    first, second, third = reports(log, log.barriers[-1], dn2=altered(log))
+    assert running.take(first, up_to=0) == []
+    assert running.take(second, up_to=5) == []
+    assert running.take() == []
+    assert said(running.take(third)) == {"dn1": "equal", "dn2": "diverged", "dn3": "equal"}
+    assert running.store.blocks == {}
+
+
+def test_whose_reports_came_before_their_log_is_asked_when_it_is_read():
+    log = ordinary_pipeline()
+    running = auditor(log)
+    first, second, third = reports(log, log.barriers[-1])
+    early = [
+        first,
+        replace(second, cluster="other"),
+        replace(third, index=third.index + 1),
+        replace(third, datanode="x"),
+    ]
+    assert running.take(*early, up_to=0) == []
+    found = running.take()
+    assert {one.node: one.reason.split()[0] for one in found} == {"dn2": "reports", "dn3": "names", "x": "'x'"}
+    assert {one.verdict for one in found} == {"unknown"}
+    assert set(running.store.blocks) == {(log.barriers[-1].offset, "dn1")}
+    assert said(running.take(second, third)) == dict.fromkeys(MEMBERS, "equal")
+
+
+def test_reports_without_a_log_wait_no_longer_than_others_and_are_bounded():
+    log = ordinary_pipeline()
+    running = auditor(log)
+    good = log.block_report(log.barriers[-1], "dn1")
+    surplus = running.take(*(replace(good, datanode=f"x{n}") for n in range(EARLY_SCAN_REPORTS + 1)), up_to=0)
+    assert said(surplus) == {f"x{EARLY_SCAN_REPORTS}": "unknown"}
+    assert len(running.store.blocks) == EARLY_SCAN_REPORTS
+    assert {one.reason for one in running.expire(5000)} == {"the log has no Genesis"}
+    assert running.store.blocks == {}
+    assert running.audit().next_deadline_ms() is None
+
+
+def test_a_scan_ahead_of_a_broken_log_is_not_waited_with():
+    log = ordinary_pipeline()
+    running = auditor(log)
+    wanted = reports(log, log.barriers[-1])
+    log.values[5] = b"not a record of the log"
+    assert running.take() == []
+    (stranger,) = running.take(replace(wanted[0], datanode="x"))
+    assert "no member" in stranger.reason
+    assert said(running.take(*wanted)) == dict.fromkeys(MEMBERS, "equal")
 
 
 def test_scans_are_bounded():
