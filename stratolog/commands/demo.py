@@ -267,6 +267,7 @@ def _as_json(outcome: DemoOutcome) -> dict[str, Any]:
 def _say_how_to_reach(settings: Settings) -> None:
     for what, arguments in (
         ("look at it", "status"),
+        ("see it in a browser", "ui"),
         ("follow the audit", "audit --follow"),
         ("see throughput, latency and lag", "audit --windows"),
         ("stop it", "down --remove-data"),
