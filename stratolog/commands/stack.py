@@ -220,7 +220,12 @@ def _print(found: dict[str, Any]) -> None:
         console.print(f"no answer from: {', '.join(silent)}", markup=False, highlight=False, soft_wrap=True)
     for member in found["members"]:
         if member["kind"] == state.UI and member["running"]:
-            console.print(f"dashboard: http://{member['address']}/ ('stratolog ui' prints a link to start drills)", markup=False, highlight=False, soft_wrap=True)
+            console.print(
+                f"dashboard: http://{member['address']}/ ('stratolog ui' prints a link to start drills)",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
     console.print(f"Kafka: {found['bootstrap_servers']}", markup=False, highlight=False, soft_wrap=True)
     _print_moved(found["members"])
 

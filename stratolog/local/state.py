@@ -131,7 +131,9 @@ def read_state(data_dir: Path) -> StackState | None:
 def write_state(data_dir: Path, state: StackState) -> None:
     """Replace the stack's state as a whole; raises UserError if the directory cannot be written."""
     path = state_file(data_dir)
-    old, more = ([one.as_json() for one in state.members if (one.kind in KNOWN_LATER) is is_later] for is_later in (False, True))
+    old, more = (
+        [one.as_json() for one in state.members if (one.kind in KNOWN_LATER) is is_later] for is_later in (False, True)
+    )
     text = json.dumps({"version": VERSION, "members": old, "more": more}, indent=2)
     scratch = path.with_suffix(f".{os.getpid()}")
     with writing(data_dir):

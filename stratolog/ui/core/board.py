@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stratolog.ui.core.storage_rows import DatanodeLine, UsageSummary, fleet_lines, usage_of
 from stratolog.ui.core.lags import AuditLag, ReplicaLag, audit_lags, replica_lags
 from stratolog.ui.core.observed import Observed, TimelineEvent
 from stratolog.ui.core.replica_grid import ReplicaGrid, grids_of
 from stratolog.ui.core.sentence import Sentence, sentence_of
+from stratolog.ui.core.storage_rows import DatanodeLine, UsageSummary, fleet_lines, usage_of
 from stratolog.ui.core.traffic import Traffic, traffic_of
 
 SHOWN_EVENTS = 60

@@ -40,8 +40,10 @@ def replica_lags(grids: Sequence[ReplicaGrid]) -> list[ReplicaLag]:
     for grid in grids:
         names = dict(grid.columns)
         for node, _, cells in grid.rows:
-            for cell in filter(None, cells):
-                found.append(ReplicaLag(node, names[cell.replica.shard], cell.behind, _tone(cell.behind)))
+            found += [
+                ReplicaLag(node, names[cell.replica.shard], cell.behind, _tone(cell.behind))
+                for cell in filter(None, cells)
+            ]
     return sorted(found, key=lambda lag: (lag.behind is not None, -(lag.behind or 0), lag.where, lag.name))
 
 
@@ -64,7 +66,12 @@ def audit_lags(seen: Observed, grids: Sequence[ReplicaGrid]) -> list[AuditLag]:
                 if (one.verdict.log, one.verdict.shard, one.verdict.basis) == (grid.log, number, INCREMENTAL)
             ]
             newest = max(
-                (cell.index or 0 for _, _, cells in grid.rows for cell in cells if cell and cell.replica.shard == number),
+                (
+                    cell.index or 0
+                    for _, _, cells in grid.rows
+                    for cell in cells
+                    if cell and cell.replica.shard == number
+                ),
                 default=0,
             )
             reached = max((one.verdict.index for one in mine), default=0)

@@ -177,5 +177,3 @@ def details_of(seen: Observed, replica: JudgedReplica) -> ReplicaDetails | None:
 
 def _is_of(verdict: Verdict, replica: JudgedReplica) -> bool:
     return (verdict.log, verdict.shard, verdict.node) == replica
-
-

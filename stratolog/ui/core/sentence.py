@@ -60,9 +60,7 @@ def sentence_of(seen: Observed) -> Sentence:
 
 def _of_divergence(seen: Observed, found: Sequence[Verdict], shown: Sequence[JudgedVerdict]) -> Sentence:
     named = {JudgedReplica(one.log, one.shard, one.node) for one in found}
-    all_of = {
-        JudgedReplica(one.verdict.log, one.verdict.shard, one.verdict.node) for one in shown if one.verdict.node
-    }
+    all_of = {JudgedReplica(one.verdict.log, one.verdict.shard, one.verdict.node) for one in shown if one.verdict.node}
     names = [f"{one.node or 'the log'} of {partition_words(one.log, one.shard)}" for one in sorted(named)]
     newest = max(found, key=lambda one: one.decided_at_ms)
     text = f"{len(named)} of {count_of(len(all_of | named), 'replica')} DIVERGED: {listed(names)}"

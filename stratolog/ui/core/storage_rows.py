@@ -86,7 +86,7 @@ class UsageSummary(NamedTuple):
     """The largest buckets, and sums over all that were read; ``is_cut`` if there are more."""
 
     buckets: Sequence[BucketUsage]
-    count: int
+    bucket_count: int
     keys: int
     used_bytes: int
     is_cut: bool

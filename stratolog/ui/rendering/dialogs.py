@@ -157,7 +157,9 @@ def log_fragment(shard: int, records: Sequence[TailRecord], first: int) -> Marku
     if not records:
         return quiet(f"The log of shard {shard} has no such records.")
     rows = [_record_row(one) for one in reversed(records)]
-    head = [element("th", name, scope="col") for name in ("offset", "time", "record", "term", "index", "what", "reading")]
+    head = [
+        element("th", name, scope="col") for name in ("offset", "time", "record", "term", "index", "what", "reading")
+    ]
     mark = mark_before(records)
     older = None
     if mark is not None and mark.offset >= first:

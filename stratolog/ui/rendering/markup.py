@@ -24,7 +24,7 @@ class Markup(str):
 Content = Markup | str | int | None | Iterable["Content"]
 
 
-def element(name: str, *children: Content, **attributes: str | int | float | bool | None) -> Markup:
+def element(name: str, *children: Content, **attributes: str | float | bool | None) -> Markup:
     """Return an element. ``class_`` is class, ``data_x`` is data-x; an attribute that is None or False is left out."""
     written = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in VOID:
@@ -51,13 +51,13 @@ def _attribute(key: str, value: str | float | bool | None) -> str:
 
 
 def shown(text: str) -> str:
-    """Return a text as it is shown: not too long, and control characters as what they are, not what they do.
+    r"""Return a text as it is shown: not too long, and control characters as what they are, not what they do.
 
-    >>> shown("a\\x1b[31m" + chr(0x202E) + "b")
-    'a\\\\x1b[31m\\\\u202eb'
+    >>> shown("a\x1b[31m" + chr(0x202E) + "b")
+    'a\\x1b[31m\\u202eb'
     """
     cut = text if len(text) <= MAX_TEXT_CHARACTERS else f"{text[:MAX_TEXT_CHARACTERS]}…"
-    return "".join(one if one.isprintable() or one in "\n" else _named(one) for one in cut)
+    return "".join(one if one.isprintable() or one == "\n" else _named(one) for one in cut)
 
 
 def _named(character: str) -> str:
@@ -69,7 +69,9 @@ def badge(text: str, tone: Tone) -> Markup:
     return element("span", text, class_=f"badge {tone.value}")
 
 
-def table(columns: Iterable[str], rows: Iterable[Iterable[Content]], *, numbers: Iterable[int] = (), caption: str = "") -> Markup:
+def table(
+    columns: Iterable[str], rows: Iterable[Iterable[Content]], *, numbers: Iterable[int] = (), caption: str = ""
+) -> Markup:
     """Return a table; ``numbers`` are the columns that are aligned to the right."""
     right = frozenset(numbers)
 

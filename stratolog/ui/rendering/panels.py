@@ -115,10 +115,15 @@ def lag_panel(replicas: Sequence[ReplicaLag], audits: Sequence[AuditLag]) -> Mar
     behind = [lag for lag in replicas if lag.behind is None or lag.behind]
     tone = worst([lag.tone for lag in replicas])
     if replicas and not behind:
-        words: Content = element("p", badge("level", Tone.GOOD), f" all {count_of(len(replicas), 'replica')} of a partition stand at one index")
+        words: Content = element(
+            "p",
+            badge("level", Tone.GOOD),
+            f" all {count_of(len(replicas), 'replica')} stand at the newest index of their partition",
+        )
     else:
         rows = [
-            (lag.name, lag.where, "no answer" if lag.behind is None else f"{lag.behind:,}") for lag in behind[:SHOWN_LAGS]
+            (lag.name, lag.where, "no answer" if lag.behind is None else f"{lag.behind:,}")
+            for lag in behind[:SHOWN_LAGS]
         ]
         words = table(("replica", "of", "behind"), rows, numbers=(2,), caption="Replicas behind")
     seen = [
@@ -193,12 +198,12 @@ def _troubles(line: DatanodeLine) -> str:
 
 def namespace_panel(usage: UsageSummary) -> Markup:
     """Return the largest buckets."""
-    if not usage.count:
+    if not usage.bucket_count:
         return quiet("There are no buckets.")
     rows = [(one.name, f"{one.keys:,}", bytes_of(one.used_bytes), _quota(one)) for one in usage.buckets]
     more = " of the first volumes (there are more)" if usage.is_cut else ""
     total = (
-        f"{count_of(usage.count, 'bucket')}{more}: {count_of(usage.keys, 'key')}, {bytes_of(usage.used_bytes)}; "
+        f"{count_of(usage.bucket_count, 'bucket')}{more}: {count_of(usage.keys, 'key')}, {bytes_of(usage.used_bytes)}; "
         f"the {len(rows)} largest are shown"
     )
     return joined([

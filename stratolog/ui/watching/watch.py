@@ -113,7 +113,6 @@ class ClusterWatch:
                     self._threads[name] = threading.Thread(target=work, name=f"ui-{name}", daemon=True)
                     self._threads[name].start()
 
-    @property
     def is_awake(self) -> bool:
         """Whether somebody has looked lately."""
         return not self._stop.is_set() and time.monotonic() - self._looked_at_s < IDLE_S
@@ -140,7 +139,7 @@ class ClusterWatch:
     # -- topics --------------------------------------------------------------------------------------------------------
 
     def _tail(self, topic: str, take: Callable[[list[Message]], None]) -> None:
-        while self.is_awake:
+        while self.is_awake():
             servers = self._settings.bootstrap_servers
             try:
                 tail = TopicTail(servers, topic, TAILS[topic])
@@ -150,7 +149,7 @@ class ClusterWatch:
                 continue
             try:
                 self._say(topic, None)
-                while self.is_awake and servers == self._settings.bootstrap_servers:
+                while self.is_awake() and servers == self._settings.bootstrap_servers:
                     if messages := tail.poll(POLL_S):
                         take(messages)
                     if topic == OM_LOG:
@@ -190,7 +189,7 @@ class ClusterWatch:
         polls, times = Polls(), ReportTimes(self._settings.bootstrap_servers)
         turns = {"fleet": float("-inf"), "buckets": float("-inf")}
         try:
-            while self.is_awake:
+            while self.is_awake():
                 self._stop.wait(self._ask_once(polls, times, turns))
         finally:
             polls.close()

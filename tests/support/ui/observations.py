@@ -14,7 +14,9 @@ NODES = ("om1", "om2", "om3")
 INDEX = 1_234
 
 
-def verdict(node: str = "om1", shard: int = 0, said: str = "equal", basis: str = "incremental", **given: Any) -> Verdict:
+def verdict(
+    node: str = "om1", shard: int = 0, said: str = "equal", basis: str = "incremental", **given: Any
+) -> Verdict:
     values = {
         "cluster": "c", "shard": shard, "node": node, "barrier_offset": 100, "index": INDEX, "verdict": said,
         "basis": basis, "differences": [], "differing_slots": 0, "evidence": None, "reason": "",
@@ -43,7 +45,9 @@ def status(node: str) -> dict[str, Any]:
     return {"node": node, "shards": [view(shard, "leader" if node == "om1" else "follower") for shard in (0, 1)]}
 
 
-def window(start_ms: int, count: int = 500, *, result: str = "OK", shard: int = 0, kind: str = "CreateKey") -> WindowStats:
+def window(
+    start_ms: int, count: int = 500, *, result: str = "OK", shard: int = 0, kind: str = "CreateKey"
+) -> WindowStats:
     row = WindowRow(metric="request", kind=kind, status=result, count=count, total=count, greatest=90, p50=12, p99=40)
     return WindowStats(
         cluster="c", log="om.log", shard=shard, source="log", start_ms=start_ms, seconds=10, rows=[row], late=0,

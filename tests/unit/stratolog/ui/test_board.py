@@ -170,7 +170,9 @@ def test_a_datanode_joins_heartbeat_and_status() -> None:
         "store": {"used_bytes": 700, "blocks": 4}, "streams": {"active": 1}, "copies": {"unhealthy_blocks": 1},
         "pipelines": [{"unhealthy_blocks": 2}], "installing": [{"progress": "at 5 %"}],
     }  # fmt: skip
-    lines = fleet_lines(seen(datanodes=[datanode("dn2", health="DEAD"), datanode("dn1")], datanode_statuses={"dn1": own}))
+    lines = fleet_lines(
+        seen(datanodes=[datanode("dn2", health="DEAD"), datanode("dn1")], datanode_statuses={"dn1": own})
+    )
     assert [line.name for line in lines] == ["dn1", "dn2"]
     assert (lines[0].unhealthy_blocks, lines[0].streams, lines[0].tone) == (3, 1, Tone.BAD)
     assert lines[0].installing == ["at 5 %"]
@@ -182,4 +184,4 @@ def test_buckets_are_shown_by_size_and_near_their_quota_in_yellow() -> None:
     assert [(one.name, one.share, one.tone) for one in found.buckets] == [
         ("v/b", 0.95, Tone.WARN), ("v/c", 0.1, Tone.PLAIN), ("v/a", None, Tone.PLAIN),
     ]  # fmt: skip
-    assert (found.count, found.keys, found.used_bytes) == (3, 6, 155)
+    assert (found.bucket_count, found.keys, found.used_bytes) == (3, 6, 155)

@@ -48,7 +48,9 @@ def test_a_tail_from_anywhere_is_judged_as_the_whole_log_is() -> None:
     log = eventful()
     entries = entries_of(log)
     whole = readings(judged_tail(entries, None, from_first=True))
-    assert {"void: an earlier seq is missing", "void: of an earlier term", "void: same term, other nonce"} < set(whole.values())
+    assert {"void: an earlier seq is missing", "void: of an earlier term", "void: same term, other nonce"} < set(
+        whole.values()
+    )
     mark = ChainMark(len(entries) - 1, log.chain.hex())
     for start in range(len(entries)):
         found = readings(judged_tail(entries[start:], mark))

@@ -83,7 +83,7 @@ def test_every_panel_has_its_place_on_the_page() -> None:
     cells = [attributes for name, attributes in Elements(panels["grid"]).found if name == "button"]
     assert cells[0]["data-open"] == "replica?log=om.log&shard=0&node=om1"
     assert len(cells) == 6
-    assert "all 6 replicas of a partition stand at one index" in Elements(panels["lag"]).text
+    assert "all 6 replicas stand at the newest index of their partition" in Elements(panels["lag"]).text
 
 
 def test_texts_are_cut_and_attributes_left_out() -> None:

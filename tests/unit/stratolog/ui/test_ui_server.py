@@ -16,16 +16,16 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="the dashboard needs aiohttp (extra 'ui')")
 
-from aiohttp import web  # noqa: E402
+from aiohttp import web
 
-from schemas.privilege import ClusterSecret  # noqa: E402
-from stratolog.configuration.settings import Settings  # noqa: E402
-from stratolog.errors import Unavailable, UsageError  # noqa: E402
-from stratolog.ui.serving import server as serving  # noqa: E402
-from stratolog.ui.serving.drill_runs import ABOUT_A_SHARD, STARTABLE, DrillRuns  # noqa: E402
-from stratolog.ui.serving.operator_key import operator_link, secret_of_key  # noqa: E402
-from stratolog.ui.serving.server import DashboardServer  # noqa: E402
-from stratolog.ui.watching.watch import ClusterWatch  # noqa: E402
+from schemas.privilege import ClusterSecret
+from stratolog.configuration.settings import Settings
+from stratolog.errors import Unavailable, UsageError
+from stratolog.ui.serving import server as serving
+from stratolog.ui.serving.drill_runs import ABOUT_A_SHARD, STARTABLE, DrillRuns
+from stratolog.ui.serving.operator_key import operator_link, secret_of_key
+from stratolog.ui.serving.server import DashboardServer
+from stratolog.ui.watching.watch import ClusterWatch
 
 SECRET = ClusterSecret(b"s" * 32)
 
