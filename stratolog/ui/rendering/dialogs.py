@@ -213,7 +213,7 @@ def _what(one: TailRecord) -> str:
 
 
 def drills_panel(desk: DrillDesk, elsewhere: bool, now_ms: int) -> Markup:
-    """Return the runs, the newest first, with their output; ``elsewhere``: a drill runs that this page has not begun."""
+    """Return the runs, the newest first, with their output; ``elsewhere``: another drill runs, not begun here."""
     note = quiet("A drill runs on this stack that was not started here.") if elsewhere else None
     if not desk.runs:
         return joined([note, quiet("No drill was started from this page.")])

@@ -86,7 +86,10 @@ class DrillRuns:
                 self._child.kill()
 
     def runs_elsewhere(self) -> bool:
-        """Say whether a drill runs that was not started here. The lock is looked at, never taken: that could refuse it."""
+        """Say whether a drill runs that was not started here.
+
+        The lock is looked at, never taken: that could refuse a drill that is just starting.
+        """
         if self.desk.running is not None:
             return False
         try:
