@@ -3,7 +3,8 @@
 A browser cannot read the secret's file, and the secret must not go through an address bar. So each dashboard draws a
 number when it starts, which is public, and an *operator's key* is derived from the secret and that number
 (``ClusterSecret.link_key``). A link holds the key behind ``#``, which a browser never sends. The page's script proves
-with it, call by call, what nodes' callers prove with the secret itself (``schemas/privilege.py``). A key ends with its dashboard.
+with it, call by call, what nodes' callers prove with the secret itself (``schemas/privilege.py``). A key ends with its
+dashboard.
 """
 
 from __future__ import annotations
