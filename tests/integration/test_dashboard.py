@@ -88,6 +88,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         stack.down(found.settings)
 
 
+# The page's Content-Security-Policy forbids what Playwright's wait_for_function does (eval): the waits are for elements.
+
+
 def opened(page: Any, live: Live, *, link: bool = False) -> None:
     """Open the dashboard, and wait until the audit has judged all replicas."""
     address = json.loads(live.stratolog("ui", "--json").stdout)["operator_link"] if link else f"http://{live.address}/"
@@ -102,7 +105,7 @@ def test_the_first_screen_holds_sentence_grid_rates_and_lag(live: Live) -> None:
         page.wait_for_selector(".sentence.good", timeout=PATIENCE_MS)
         assert "6 replicas equal at index" in page.inner_text("#sentence h1")
         assert page.locator("#grid .cell.good").count() == 6
-        page.wait_for_function("document.querySelectorAll('#traffic tbody tr').length > 0", timeout=PATIENCE_MS)
+        page.wait_for_selector("#traffic tbody tr", timeout=PATIENCE_MS)
         assert "CreateKey" in page.inner_text("#traffic")
         for name in ("sentence", "grid", "traffic", "lag"):
             box = page.locator(f"#{name}").bounding_box()
@@ -146,7 +149,7 @@ def test_a_killed_leader_appears_and_its_successor_too(live: Live) -> None:
         page.wait_for_selector(f"#cell-om\\.log-0-{leader}.warn >> text=no answer", timeout=PATIENCE_MS)
         page.wait_for_selector(f"#timeline .bad >> text={leader}", timeout=PATIENCE_MS)
         assert "does not answer" in page.inner_text("#timeline")
-        page.wait_for_function("document.querySelectorAll('#grid .cell.leads').length === 2", timeout=PATIENCE_MS)
+        page.locator("#grid .cell.leads").nth(1).wait_for(timeout=PATIENCE_MS)
         page.wait_for_selector(".sentence.warn", timeout=PATIENCE_MS)
         live.up()
         page.wait_for_selector("#timeline >> text=answers again", timeout=PATIENCE_MS)
