@@ -37,7 +37,7 @@ MAX_SECRET_BYTES = 4096
 class ClusterSecret:
     """The secret of a cluster; raises ValueError unless it has MIN_SECRET_BYTES to MAX_SECRET_BYTES bytes."""
 
-    __slots__ = ("_http", "_requests")
+    __slots__ = ("_http", "_links", "_requests")
 
     def __init__(self, secret: bytes) -> None:
         if not isinstance(secret, bytes | bytearray):
@@ -46,6 +46,7 @@ class ClusterSecret:
             raise ValueError(f"a secret has {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes, not {len(secret)}")
         self._requests = hmac.digest(secret, b"stratolog om.requests", "sha256")
         self._http = hmac.digest(secret, b"stratolog http", "sha256")
+        self._links = hmac.digest(secret, b"stratolog links", "sha256")
 
     def proof(self, request: bytes) -> bytes:
         """Return the proof for an encoded request."""
@@ -65,6 +66,10 @@ class ClusterSecret:
         wanted = self.authorization(method, host, target)
         given = (authorization or "").encode(errors="surrogateescape")
         return hmac.compare_digest(wanted.encode(), given)
+
+    def link_key(self, number: str) -> str:
+        """Return the key, in hexadecimal, of operators of the dashboard that has drawn ``number`` (decision 0052)."""
+        return hmac.digest(self._links, number.encode(), "sha256").hex()
 
     def sign(self, request: Any) -> Any:
         """Give an httpx request its AUTHORIZATION: an ``auth`` for httpx."""

@@ -14,6 +14,7 @@ HOST = frozenset(
 EXTRAS: Mapping[str, Collection[str]] = {
     "om": HOST,
     "datanode": HOST,
+    "ui": frozenset({"aiohttp"}),
     "spark": frozenset({"pyspark", "pandas", "pyarrow", "numpy"}),
 }
 """Libraries by extra, as pyproject.toml has them, as far as we import them."""

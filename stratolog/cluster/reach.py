@@ -19,7 +19,7 @@ from typing import Any
 from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UserError
 from stratolog.local import state
-from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE
+from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, UI
 from stratolog.nodes.answers import node_answer, node_statuses
 from stratolog.nodes.core.leaders import is_leader, view_of
 
@@ -185,7 +185,7 @@ def _stopped(settings: Settings) -> list[str]:
     except UserError:
         return []
     members = () if known is None or not known.running() else known.members
-    return [member.name for member in members if member.kind != AUDIT and not member.process.is_running()]
+    return [member.name for member in members if member.kind not in (AUDIT, UI) and not member.process.is_running()]
 
 
 def amiss(seen: Seen) -> list[str]:

@@ -101,7 +101,7 @@ def command(
     datanodes = (given.datanodes or default_datanodes(checks.REPLICAS)) if contents else ()
     settings = given.with_values(
         data_dir=given.data_dir / FOLDER, brokers=brokers, audit=True, scrub_interval_ms=SCRUB_INTERVAL_MS,
-        datanodes=datanodes,
+        datanodes=datanodes, ui=keep and given.ui is not False,  # nobody looks at what is stopped again
     )  # fmt: skip
     check_installed(settings)
     # The tree is Python's own library, where Python caches compiled modules. No process of ours may change the tree.
@@ -267,6 +267,7 @@ def _as_json(outcome: DemoOutcome) -> dict[str, Any]:
 def _say_how_to_reach(settings: Settings) -> None:
     for what, arguments in (
         ("look at it", "status"),
+        ("see it in a browser", "ui"),
         ("follow the audit", "audit --follow"),
         ("see throughput, latency and lag", "audit --windows"),
         ("stop it", "down --remove-data"),

@@ -49,16 +49,17 @@ def up(
             min=0, max=MAX_DATANODES, help="Datanodes dn1 to dnN, at first three; 0 = none, and keys without bytes."
         ),
     ] = None,
+    ui: Annotated[bool | None, typer.Option(help="Run the dashboard; its address is printed.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start the local stack: brokers, topics, three Object Manager nodes, datanodes, the Spark audit.
+    """Start the local stack: brokers, topics, three Object Manager nodes, datanodes, the Spark audit, the dashboard.
     What runs already stays.
     """
     settings = settings_of(context)
     fresh = "datanodes" not in settings.explicit and not (settings.data_dir / state.SETTINGS_FILE).exists()
     count = DEFAULT_DATANODES if datanodes is None and fresh else datanodes
     named = None if count is None else datanodes_of(settings, count)
-    settings = settings.with_values(brokers=brokers, audit=audit, datanodes=named)
+    settings = settings.with_values(brokers=brokers, audit=audit, ui=ui, datanodes=named)
     check_installed(settings)
     with (
         progress(as_json) as report,
@@ -217,6 +218,14 @@ def _print(found: dict[str, Any]) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if silent:
         console.print(f"no answer from: {', '.join(silent)}", markup=False, highlight=False, soft_wrap=True)
+    for member in found["members"]:
+        if member["kind"] == state.UI and member["running"]:
+            console.print(
+                f"dashboard: http://{member['address']}/ ('stratolog ui' prints a link to start drills)",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
     console.print(f"Kafka: {found['bootstrap_servers']}", markup=False, highlight=False, soft_wrap=True)
     _print_moved(found["members"])
 

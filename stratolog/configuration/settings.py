@@ -148,6 +148,8 @@ class Settings:
     """Requests that a client has on the way at most."""
     audit: bool = _setting(values.boolean, default=True)
     """Whether the local stack runs the Spark audit."""
+    ui: bool | None = _setting(values.boolean, default=None)
+    """Whether the local stack runs the dashboard. Unset: it does."""
     log_level: str = _setting(values.one_of("DEBUG", "INFO", "WARNING", "ERROR"), default="INFO")
     """The lowest level that the nodes log."""
     log_format: str = _setting(values.one_of("auto", "json", "plain"), default="auto")

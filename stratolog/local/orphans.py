@@ -1,8 +1,8 @@
 """The processes of a stack whose state file cannot be read, found by what they were started with.
 
 A search of this machine's processes (``/proc``) finds those that name the stack's own files: brokers by their
-properties file, the audit by its module and configuration, nodes and datanodes by the settings file in their
-environment.
+properties file, the audit by its module and configuration, nodes, datanodes and the dashboard by the settings file in
+their environment.
 
 Two rules keep other processes out. The search looks only at processes of the same user, for root too. It accepts only
 absolute paths into the stack's directory, as ``up`` writes them: a relative path counts from that process's directory,
@@ -18,7 +18,7 @@ from pathlib import Path
 from stratolog.configuration.loading import CONFIG_VARIABLE
 from stratolog.errors import UserError
 from stratolog.local.processes import Process
-from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, StackMember, StackState
+from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, UI, StackMember, StackState
 
 _PROC = Path("/proc")
 _AUDIT_MODULE = "spark_streaming.jobs.audit_stream"
@@ -72,7 +72,7 @@ def _kind_and_name(data_dir: Path, words: list[str], variables: list[str]) -> tu
         return NODE, arguments[2]
     if arguments[:2] == ["datanode", "run"] and len(arguments) > 2:
         return DATANODE, arguments[2]
-    return None
+    return (UI, UI) if arguments[:2] == ["ui", "--of-stack"] else None
 
 
 def _is_audit(words: list[str]) -> bool:

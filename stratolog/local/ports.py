@@ -18,6 +18,8 @@ from stratolog.configuration.settings_values import MAX_PORT, DatanodeAddress
 from stratolog.errors import Unavailable
 from stratolog.local.processes import free_ports, is_port_free
 
+UI_PORT = 9880
+"""Where the dashboard listens, unless somebody else does."""
 WANTED = "wanted_port"
 """Key in a member's ``extra`` (stratolog.local.state): the port of the settings, if that was taken."""
 

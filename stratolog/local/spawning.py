@@ -13,7 +13,7 @@ from stratolog.configuration.loading import CONFIG_VARIABLE, without_variables
 from stratolog.configuration.settings import Settings
 from stratolog.local.jars import spark_jars
 from stratolog.local.processes import spawn
-from stratolog.local.state import DATANODE, NODE, SETTINGS_FILE, StackMember
+from stratolog.local.state import DATANODE, NODE, SETTINGS_FILE, UI, StackMember
 
 
 def node_command(name: str) -> list[str]:
@@ -41,6 +41,14 @@ def spawn_datanode(settings: Settings, name: str, *, detached: bool) -> StackMem
     process = spawn(datanode_command(name), log=log, detached=detached, env=environment)
     address = settings.datanode(name).address
     return StackMember(kind=DATANODE, name=name, address=address, log=log, process=process, extra={})
+
+
+def spawn_ui(settings: Settings, port: int, *, detached: bool) -> StackMember:
+    """Start the dashboard, with the settings of the stack; return the process before it serves."""
+    log = settings.data_dir / "logs" / "ui.log"
+    command = [sys.executable, "-m", "stratolog", "ui", "--of-stack", "--port", str(port)]
+    process = spawn(command, log=log, detached=detached, env=node_environment(settings.data_dir / SETTINGS_FILE))
+    return StackMember(kind=UI, name=UI, address=f"127.0.0.1:{port}", log=log, process=process, extra={})
 
 
 def node_environment(settings_file: Path) -> Mapping[str, str]:

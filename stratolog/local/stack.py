@@ -1,4 +1,4 @@
-"""``up`` and ``down``: brokers, topics, Object Manager nodes, datanodes and the Spark audit, in that order and back.
+"""``up`` and ``down``: brokers, topics, nodes, datanodes, the Spark audit and the dashboard, in that order and back.
 
 ``up`` is idempotent: running processes stay, missing ones are started. A stack's data outlives it in its data
 directory::
@@ -9,6 +9,7 @@ directory::
     nodes/NAME/, logs/NAME.log           databases and log of a node
     datanodes/NAME/, logs/NAME.log       blocks, databases and log of a datanode
     audit/, logs/audit.log               checkpoint, verdicts and log of the audit
+    logs/ui.log                          log of the dashboard
     drills/, drill.lock                  what drills have left to look at (stratolog.drills)
     restore/                             of a restore at work (stratolog.backups.restoring)
 
@@ -33,8 +34,8 @@ from stratolog.local.effective_settings import effective_settings
 from stratolog.local.jars import kafka_jars
 from stratolog.local.kafka import KafkaCluster, Listener, check_java
 from stratolog.local.orphans import find_orphans
-from stratolog.local.ports import WANTED, Moved
-from stratolog.local.processes import free_ports, log_tail, spawn, stop_all, wait_until
+from stratolog.local.ports import UI_PORT, WANTED, Moved
+from stratolog.local.processes import free_ports, is_port_free, log_tail, spawn, stop_all, wait_until
 from stratolog.local.spawning import (
     SOURCES,
     audit_command,
@@ -43,8 +44,9 @@ from stratolog.local.spawning import (
     node_environment,
     spawn_datanode,
     spawn_node,
+    spawn_ui,
 )
-from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, StackMember, StackState
+from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, UI, StackMember, StackState
 from stratolog.local.topics import TopicPlan, ensure_topics
 from stratolog.nodes.readiness import has_usable_pipeline, is_led
 
@@ -165,6 +167,8 @@ class _Start:
             self._start_datanode(datanode)
         if self._settings.audit and not self._has(AUDIT, AUDIT):
             self._start_audit()
+        if self._settings.ui is not False and not self._has(UI, UI):
+            self._start_ui()
         self._await_leaders()
         self._await_pipelines()
         self._await_audit()
@@ -265,6 +269,12 @@ class _Start:
         environment = {**self._environment(), "PYTHONPATH": paths}
         process = spawn(command, log=log, detached=self._detached, env=environment, cwd=folder)
         self._add(StackMember(kind=AUDIT, name=AUDIT, address="", log=log, process=process, extra={}))
+
+    def _start_ui(self) -> None:
+        """Start the dashboard at its port, or at a free one. Nobody waits for it: nothing depends on it."""
+        port = UI_PORT if is_port_free(UI_PORT) else free_ports(1)[0]
+        self._report(f"the dashboard, http://127.0.0.1:{port}/")
+        self._add(spawn_ui(self._settings, port, detached=self._detached))
 
     def _await_audit(self) -> None:
         """Wait until an audit that was started has written its first micro-batch."""

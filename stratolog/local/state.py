@@ -32,7 +32,10 @@ BROKER = "broker"
 NODE = "node"
 DATANODE = "datanode"
 AUDIT = "audit"
-KINDS = (BROKER, NODE, DATANODE, AUDIT)
+UI = "ui"
+KINDS = (BROKER, NODE, DATANODE, AUDIT, UI)
+KNOWN_LATER = (UI,)
+"""Kinds that the file names apart: older software, to which a user may go back, refuses kinds that it does not know."""
 
 WAY_OUT = "'stratolog down' stops what still runs of it and puts the file away"
 OTHER_DIR = "choose a directory that you may write: STRATOLOG_DATA_DIR, or 'data_dir' in the settings file"
@@ -53,7 +56,7 @@ class Unreadable(UserError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackMember:
-    """One process of the stack. ``kind`` is broker, node, datanode or audit; ``address`` is empty for the audit."""
+    """One process of the stack. ``kind`` is broker, node, datanode, audit or ui; ``address`` is empty for the audit."""
 
     kind: str
     name: str
@@ -116,7 +119,7 @@ def read_state(data_dir: Path) -> StackState | None:
             raise Unreadable(
                 f"{path} is of version {found['version']}, not {VERSION}: another Stratolog wrote it; {WAY_OUT}"
             )
-        return StackState(members=tuple(StackMember.from_json(item) for item in found["members"]))
+        return StackState(members=tuple(map(StackMember.from_json, [*found["members"], *found.get("more", ())])))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError as error:
@@ -128,7 +131,10 @@ def read_state(data_dir: Path) -> StackState | None:
 def write_state(data_dir: Path, state: StackState) -> None:
     """Replace the stack's state as a whole; raises UserError if the directory cannot be written."""
     path = state_file(data_dir)
-    text = json.dumps({"version": VERSION, "members": [member.as_json() for member in state.members]}, indent=2)
+    old, more = (
+        [one.as_json() for one in state.members if (one.kind in KNOWN_LATER) is is_later] for is_later in (False, True)
+    )
+    text = json.dumps({"version": VERSION, "members": old, "more": more}, indent=2)
     scratch = path.with_suffix(f".{os.getpid()}")
     with writing(data_dir):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ class Command:
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("STRATOLOG_")}
         self.environment |= {"PYTHONPATH": str(ROOT)}
         (folder / "stratolog.toml").write_text(
-            f'bootstrap_servers = "127.0.0.1:{kafka}"\naudit = false\nsession_timeout_ms = 3000\n[nodes]\n'
+            f'bootstrap_servers = "127.0.0.1:{kafka}"\naudit = false\nui = false\nsession_timeout_ms = 3000\n[nodes]\n'
             + "".join(f'om{n} = "127.0.0.1:{port}"\n' for n, port in enumerate(nodes, start=1))
             + "[datanodes]\n"
             + "".join(f'dn{n} = "127.0.0.1:{streams[n - 1]}:{http[n - 1]}"\n' for n in (1, 2, 3))

@@ -55,7 +55,7 @@ TIDY_EVERY_S = 0.05
 def settings_in(folder: Path, **changed: Any) -> Settings:
     kafka, *nodes = free_ports(4)
     given: dict[str, Any] = {
-        "bootstrap_servers": f"127.0.0.1:{kafka}", "data_dir": folder, "cache_dir": load_settings(environment={}).cache_dir, "audit": False, "shards": SHARDS,
+        "bootstrap_servers": f"127.0.0.1:{kafka}", "data_dir": folder, "cache_dir": load_settings(environment={}).cache_dir, "audit": False, "ui": False, "shards": SHARDS,
         "session_timeout_ms": 3_000, "barrier_interval_ms": 200,
         "nodes": tuple(NodeAddress(name=f"om{n}", host="127.0.0.1", port=p) for n, p in enumerate(nodes, start=1)),
     }  # fmt: skip

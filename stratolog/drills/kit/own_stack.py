@@ -58,6 +58,7 @@ def _settings(settings: Settings, folder: Path) -> Settings:
     kafka, *nodes = free_ports(1 + NODES)
     return replace(
         settings, data_dir=folder / "stack", bootstrap_servers=f"127.0.0.1:{kafka}", brokers=1, shards=1, audit=False,
+        ui=False,
         nodes=tuple(NodeAddress(name=f"om{n}", host="127.0.0.1", port=port) for n, port in enumerate(nodes, start=1)),
         datanodes=(), racks=(), cluster_secret_file=None, bootstrap_records=1, bootstrap_peers=(),
         explicit=frozenset(),

@@ -45,6 +45,7 @@ ANOTHER = {
     "request_timeout_ms": "99",
     "max_in_flight": "17",
     "audit": "false",
+    "ui": "false",
     "log_level": "DEBUG",
     "datanodes": "d1=host-a:1:2,d2=host-a:3:4",
     "racks": "d1=/r1,d2=/room/r2",

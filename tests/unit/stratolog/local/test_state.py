@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from stratolog.errors import Unavailable, UserError
 from stratolog.local.processes import Process
 from stratolog.local.state import (
     SETTINGS_FILE,
+    UI,
     StackMember,
     StackState,
     connected,
@@ -112,3 +114,16 @@ def test_a_stack_that_does_not_run_lends_nothing(tmp_path: Path) -> None:
     (tmp_path / SETTINGS_FILE).write_text(settings_in(tmp_path).with_values(shards=4).to_toml())
     write_state(tmp_path, StackState(members=(member(GONE),)))
     assert connected(settings_in(tmp_path)).shards == 2
+
+
+def test_older_software_reads_the_file_of_a_stack_with_a_dashboard(tmp_path: Path) -> None:
+    """It refuses kinds that it does not know, and it looks at 'members' alone."""
+    dashboard = replace(member(this_process()), kind=UI, name=UI)
+    known = StackState(members=(member(this_process()), dashboard))
+    write_state(tmp_path, known)
+    assert read_state(tmp_path) == known
+    written = json.loads(state_file(tmp_path).read_text())
+    assert (written["version"], [one["kind"] for one in written["members"]]) == (1, ["node"])
+    del written["more"]  # as older software writes it
+    state_file(tmp_path).write_text(json.dumps(written))
+    assert read_state(tmp_path) == StackState(members=known.members[:1])

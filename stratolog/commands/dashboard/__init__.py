@@ -1,0 +1,1 @@
+"""``stratolog ui``: the dashboard in the browser. Begin with ``ui.py``."""

@@ -1,0 +1,84 @@
+"""Verdicts in the order of ``om.verdicts``: the latest on each replica, what stands, and what changed when. Pure.
+
+Rules:
+
+1. The latest verdict on a replica and basis is the one at the highest barrier.
+2. A divergence *stands* until the same basis says ``equal`` at a barrier that is no older, or a full scan does.
+3. A change to ``diverged`` and back, and a DigestBase, are events of the timeline. All are bounded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from schemas.records.messages import Verdict
+from spark_streaming.verdicts.core.words import BASE, DIVERGED, EQUAL, SCRUBBED
+from stratolog.ui.core.observed import TimelineEvent
+from stratolog.ui.core.words import Tone, partition_words
+
+MAX_SUBJECTS = 4_096
+"""Replicas times bases that are kept; far above those of one cluster."""
+MAX_EVENTS = 200
+
+
+class JudgedReplica(NamedTuple):
+    """A replica of a partition of a log; ``node`` is empty for a verdict on the log itself."""
+
+    log: str
+    shard: int
+    node: str
+
+
+@dataclass(slots=True)
+class VerdictBook:
+    """What verdicts say so far."""
+
+    latest: dict[tuple[JudgedReplica, str], Verdict] = field(default_factory=dict)
+    events: deque[TimelineEvent] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
+
+    def take(self, verdicts: Iterable[Verdict]) -> None:
+        """Take verdicts in the order in which they were written."""
+        for verdict in verdicts:
+            key = JudgedReplica(verdict.log, verdict.shard, verdict.node), verdict.basis
+            before = self.latest.get(key)
+            if before is not None and verdict.barrier_offset < before.barrier_offset:
+                continue
+            self._note(before, verdict)
+            self.latest[key] = verdict
+            while len(self.latest) > MAX_SUBJECTS:
+                self.latest.pop(next(iter(self.latest)))
+
+    def _note(self, before: Verdict | None, verdict: Verdict) -> None:
+        where = partition_words(verdict.log, verdict.shard)
+        was = None if before is None else before.verdict
+        if verdict.basis == BASE:
+            words = verdict.reason or "the log's sums begin anew"
+            self._add(verdict, where, f"digest base at index {verdict.index:,}: {words}", Tone.WARN)
+        elif verdict.verdict == DIVERGED and was != DIVERGED:
+            text = f"{verdict.node or 'the log'} DIVERGED at index {verdict.index:,} ({verdict.basis})"
+            self._add(verdict, where, text, Tone.BAD)
+        elif verdict.verdict == EQUAL and was == DIVERGED:
+            text = f"{verdict.node or 'the log'} equal again at index {verdict.index:,} ({verdict.basis})"
+            self._add(verdict, where, text, Tone.GOOD)
+
+    def _add(self, verdict: Verdict, where: str, text: str, tone: Tone) -> None:
+        self.events.append(TimelineEvent(verdict.decided_at_ms, where, text, tone))
+
+
+def standing(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Return the divergences that stand, of the latest verdicts on each replica and basis (rule 2)."""
+    found = list(verdicts)
+    scanned = {
+        JudgedReplica(one.log, one.shard, one.node): one.barrier_offset
+        for one in found
+        if one.basis == SCRUBBED and one.verdict == EQUAL
+    }
+    return [
+        one
+        for one in found
+        if one.verdict == DIVERGED
+        and scanned.get(JudgedReplica(one.log, one.shard, one.node), -1) < max(one.barrier_offset, 0)
+    ]

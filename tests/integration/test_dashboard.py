@@ -1,0 +1,216 @@
+"""The dashboard in Chromium against a live stack with its audit: what happens to the cluster appears on the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from producers import Client, Exists
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.settings import Settings
+from stratolog.configuration.settings_values import NodeAddress
+from stratolog.errors import UserError
+from stratolog.local import stack, state
+from stratolog.local.processes import free_ports, log_tail, wait_until
+from tests.support.ui.browser import HEIGHT, browser_page
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+ROOT = Path(__file__).parents[2]
+PATIENCE_MS = 180_000
+NODES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """A stack with an audit and a dashboard."""
+
+    settings: Settings
+
+    def member(self, kind: str, name: str) -> state.StackMember:
+        found = state.read_state(self.settings.data_dir)
+        assert found is not None
+        return next(member for member in found.of(kind) if member.name == name)
+
+    @property
+    def address(self) -> str:
+        return self.member(state.UI, state.UI).address
+
+    def stratolog(self, *words: str) -> subprocess.CompletedProcess[str]:
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("STRATOLOG_")}
+        environment = {**variables, "PYTHONPATH": str(ROOT), "STRATOLOG_DATA_DIR": str(self.settings.data_dir)}
+        return subprocess.run(
+            [sys.executable, "-m", "stratolog", *words], env=environment, capture_output=True, text=True, check=False,
+            cwd=self.settings.data_dir, timeout=120,
+        )  # fmt: skip
+
+    def up(self) -> None:
+        stack.up(self.settings, detached=False)
+
+    def write(self, keys: int = 40) -> None:
+        with Client(self.settings.bootstrap_servers, caller="tester") as client:
+            for volume in ("vol-a", "vol-b", "vol-c"):
+                try:
+                    client.create_volume(volume)
+                    client.create_bucket(volume, "photos")
+                except Exists:
+                    pass  # from an earlier test
+                for number in range(keys):
+                    name = f"k{number}"
+                    opened = client.create_key(volume, "photos", name, size=0)
+                    client.commit_key(volume, "photos", name, opened.session_id, size=0, blocks=[])
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    folder = tmp_path_factory.mktemp("dashboard") / "stack"
+    kafka, *ports = free_ports(1 + NODES)
+    settings = replace(
+        load_settings(environment={}), data_dir=folder, bootstrap_servers=f"127.0.0.1:{kafka}", shards=2, barrier_interval_ms=500,
+        scrub_interval_ms=10_000, datanode_reserve_bytes=0,
+        nodes=tuple(NodeAddress(name=f"om{n}", host="127.0.0.1", port=ports[n - 1]) for n in range(1, NODES + 1)),
+        datanodes=(),
+    )  # fmt: skip
+    found = Live(settings=stack.up(settings, detached=False))
+    try:
+        found.write()
+        yield found
+    finally:
+        stack.down(found.settings)
+
+
+# The page's Content-Security-Policy forbids what Playwright's wait_for_function does (eval): the waits are for elements.
+
+
+def opened(page: Any, live: Live, *, link: bool = False) -> None:
+    """Open the dashboard, and wait until the audit has judged all replicas."""
+    address = json.loads(live.stratolog("ui", "--json").stdout)["operator_link"] if link else f"http://{live.address}/"
+    page.goto(address)
+    page.wait_for_selector("#grid .cell", timeout=PATIENCE_MS)
+
+
+def test_the_first_screen_holds_sentence_grid_rates_and_lag(live: Live) -> None:
+    live.write()
+    with browser_page() as page:
+        opened(page, live)
+        page.wait_for_selector(".sentence.good", timeout=PATIENCE_MS)
+        assert "6 replicas equal at index" in page.inner_text("#sentence h1")
+        assert page.locator("#grid .cell.good").count() == 6
+        page.wait_for_selector("#traffic tbody tr", timeout=PATIENCE_MS)
+        assert "CreateKey" in page.inner_text("#traffic")
+        for name in ("sentence", "grid", "traffic", "lag"):
+            box = page.locator(f"#{name}").bounding_box()
+            assert box is not None
+            assert box["y"] + box["height"] <= HEIGHT, (name, box)
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        assert page.inner_text("#connection") == "live"
+        page.wait_for_selector("#namespace td >> text=vol-a/photos", timeout=PATIENCE_MS)
+        page.wait_for_selector("#timeline >> text=leads from here on", timeout=PATIENCE_MS)
+
+
+def test_by_keyboard_and_in_the_dark(live: Live) -> None:
+    with browser_page(dark=True) as page:
+        opened(page, live)
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        page.keyboard.press("t")
+        assert page.inner_text("#theme") == "Theme: light"
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
+        page.keyboard.press("4")
+        assert page.evaluate("location.hash") == "#log-section"
+        page.focus("#cell-om\\.log-0-om1")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#dialog[open] h2 >> text=om1, shard 0")
+        page.keyboard.press("Escape")
+        assert not page.locator("#dialog[open]").count()
+        # Panels are replaced each second; the focus stays where it is.
+        page.wait_for_timeout(2500)
+        assert page.evaluate("document.activeElement.id") == "cell-om.log-0-om1"
+        page.click("#log-show")
+        page.wait_for_selector("#log-records table.log")
+        assert "counts" in page.inner_text("#log-records")
+        assert "not judged" not in page.inner_text("#log-records tbody tr:first-child")
+
+
+def test_a_killed_leader_appears_and_its_successor_too(live: Live) -> None:
+    with browser_page() as page:
+        opened(page, live)
+        page.wait_for_selector(".cell.leads", timeout=PATIENCE_MS)
+        leader = str(page.locator("#grid .cell.leads").first.get_attribute("id")).rpartition("-")[2]
+        live.member(state.NODE, leader).process.kill()
+        page.wait_for_selector(f"#cell-om\\.log-0-{leader}.warn >> text=no answer", timeout=PATIENCE_MS)
+        page.wait_for_selector(f"#timeline .bad >> text={leader}", timeout=PATIENCE_MS)
+        assert "does not answer" in page.inner_text("#timeline")
+        page.locator("#grid .cell.leads").nth(1).wait_for(timeout=PATIENCE_MS)
+        page.wait_for_selector(".sentence.warn", timeout=PATIENCE_MS)
+        live.up()
+        page.wait_for_selector("#timeline >> text=answers again", timeout=PATIENCE_MS)
+        page.wait_for_selector(".sentence.good", timeout=PATIENCE_MS)
+
+
+def test_a_drill_is_started_by_operators_alone_and_its_divergence_appears(live: Live) -> None:
+    with browser_page() as page:
+        opened(page, live)
+        page.wait_for_timeout(500)
+        assert page.is_disabled("#drill-start")
+        opened(page, live, link=True)
+        page.wait_for_selector("#drill-start:enabled")
+        assert page.url == f"http://{live.address}/"  # the key is in no address bar, and in no history
+        page.wait_for_selector(".sentence.good", timeout=PATIENCE_MS)
+        page.select_option("#drill", "corrupt-replica")
+        page.click("#drill-start")
+        page.wait_for_selector(".sentence.bad", timeout=PATIENCE_MS)
+        assert "DIVERGED" in page.inner_text("#sentence h1")
+        page.locator("#grid .cell.bad").first.click()
+        page.wait_for_selector("#dialog[open] h3 >> text=Buckets that differ")
+        assert "keyTable" in page.inner_text("#dialog")
+        page.keyboard.press("Escape")
+        page.wait_for_selector("#timeline .bad >> text=DIVERGED", timeout=PATIENCE_MS)
+        page.wait_for_selector('[data-outcome="passed"]', timeout=PATIENCE_MS)
+        page.wait_for_selector(".sentence.good", timeout=PATIENCE_MS)
+
+
+def test_a_dead_audit_turns_grey_and_a_dead_dashboard_says_so(live: Live) -> None:
+    with browser_page() as page:
+        opened(page, live)
+        page.wait_for_selector(".sentence.good", timeout=PATIENCE_MS)
+        live.member(state.AUDIT, state.AUDIT).process.kill()
+        page.wait_for_selector(".sentence.stale", timeout=PATIENCE_MS)
+        assert page.inner_text("#sentence h1").startswith("The audit has ended; it last said: 6 replicas equal")
+        assert page.locator("#grid .cell.stale").count() == 6
+        process = live.member(state.UI, state.UI).process
+        process.kill()
+        page.wait_for_selector("html.lost", timeout=PATIENCE_MS, state="attached")
+        assert "silent" in page.inner_text("#connection")
+
+
+def test_it_ends_with_its_stack_and_reads_nothing_while_nobody_looks(live: Live) -> None:
+    live.up()
+    address = live.address
+    assert wait_until(lambda: _answers(address), 30)
+    process = live.member(state.UI, state.UI).process
+    threads = len(os.listdir(f"/proc/{process.pid}/task"))
+    time.sleep(1)
+    assert len(os.listdir(f"/proc/{process.pid}/task")) <= threads
+    known = state.read_state(live.settings.data_dir)
+    assert known is not None
+    # An older 'down' knows no dashboards: it leaves them out of the state that it writes.
+    others = state.StackState(members=tuple(member for member in known.members if member.kind != state.UI))
+    state.write_state(live.settings.data_dir, others)
+    log = live.settings.data_dir / "logs" / "ui.log"
+    assert process.wait(60), log_tail(log)
+
+
+def _answers(address: str) -> bool:
+    try:
+        return httpx.get(f"http://{address}/number", trust_env=False).status_code == 200
+    except (httpx.HTTPError, UserError):
+        return False

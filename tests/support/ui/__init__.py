@@ -1,0 +1,1 @@
+"""What a dashboard may have observed, for tests of its views."""

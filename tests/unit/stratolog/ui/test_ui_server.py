@@ -1,0 +1,194 @@
+"""The dashboard's server on a real socket: who may ask, who may start drills, what a page gets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("aiohttp", reason="the dashboard needs aiohttp (extra 'ui')")
+
+from aiohttp import web
+
+from schemas.privilege import ClusterSecret
+from stratolog.configuration.settings import Settings
+from stratolog.errors import Unavailable, UsageError
+from stratolog.ui.serving import server as serving
+from stratolog.ui.serving.drill_runs import ABOUT_A_SHARD, STARTABLE, DrillRuns
+from stratolog.ui.serving.operator_key import operator_link, secret_of_key
+from stratolog.ui.serving.server import DashboardServer
+from stratolog.ui.watching.watch import ClusterWatch
+
+SECRET = ClusterSecret(b"s" * 32)
+
+
+class Served:
+    """A server in a thread of its own, on a port that the system chose; its cluster is a port where nobody listens."""
+
+    def __init__(self, folder: Path, secret: ClusterSecret | None = SECRET) -> None:
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            nobody = f"127.0.0.1:{unused.getsockname()[1]}"
+        settings = replace(Settings(), data_dir=folder, bootstrap_servers=nobody, nodes=())
+        self.watch = ClusterWatch(lambda: settings)
+        self.drills = DrillRuns(folder)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._begin(secret), self._loop).result(10)
+        self.http = httpx.Client(base_url=f"http://{self.address}", trust_env=False, timeout=10)
+
+    async def _begin(self, secret: ClusterSecret | None) -> None:
+        self.server = DashboardServer(self.watch, self.drills, secret)
+        self._runner = web.AppRunner(self.server.app(), shutdown_timeout=1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.address = "{}:{}".format(*self._runner.addresses[0])
+
+    def post(self, target: str, key: str | None, **headers: str) -> httpx.Response:
+        proof = {} if key is None else {"Authorization": secret_of_key(key).authorization("POST", self.address, target)}
+        return self.http.post(target, headers={**proof, **headers})
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+        self.http.close()
+        self.watch.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    found = Served(tmp_path_factory.mktemp("ui"))
+    yield found
+    found.close()
+
+
+def test_the_page_brings_all_that_it_needs(served: Served) -> None:
+    page = served.http.get("/")
+    assert page.status_code == 200
+    assert "<!--" not in page.text.replace("<!doctype", "")
+    assert "http://" not in page.text
+    assert "https://" not in page.text
+    for name in serving.ASSETS:
+        asset = served.http.get(f"/assets/{name}")
+        assert (asset.status_code, asset.headers["content-type"].partition(";")[0]) == (200, serving.ASSETS[name])
+        assert "http://" not in asset.text
+    for name in STARTABLE:
+        assert f'value="{name}"' in page.text
+    assert page.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert page.headers["X-Content-Type-Options"] == "nosniff"
+    assert set(ABOUT_A_SHARD) < set(STARTABLE)
+
+
+@pytest.mark.parametrize("path", ["/assets/page.html", "/assets/..%2fserver.py", "/assets/", "/nothing"])
+def test_nothing_else_is_served(served: Served, path: str) -> None:
+    assert served.http.get(path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/", "/events", "/number", "/assets/dashboard.js"])
+def test_foreign_pages_are_refused(served: Served, path: str, headers: dict[str, str]) -> None:
+    answer = served.http.get(path, headers=headers)
+    assert (answer.status_code, answer.json()["error"]) == (403, "PERMISSION_DENIED")
+
+
+def test_only_who_has_the_key_is_an_operator(served: Served) -> None:
+    key = served.server.key
+    assert key == SECRET.link_key(served.server.number)
+    assert served.post("/operator", key).json() == {"operator": True}
+    for wrong in (None, "0" * 64, ClusterSecret(b"t" * 32).link_key(served.server.number), SECRET.link_key("other")):
+        answer = served.post("/operator", wrong)
+        assert (answer.status_code, answer.json()["error"]) == (403, "PERMISSION_DENIED")
+        assert served.post("/drills/kill-leader?shard=0", wrong).status_code == 403
+        assert served.post("/drills/stop", wrong).status_code == 403
+    assert not served.drills.desk.runs
+
+
+def test_a_proof_is_good_for_its_own_call_alone(served: Served) -> None:
+    assert served.server.key is not None
+    proof = secret_of_key(served.server.key).authorization("POST", served.address, "/operator")
+    assert served.http.post("/drills/kill-leader", headers={"Authorization": proof}).status_code == 403
+    assert served.post("/operator", served.server.key, Origin="http://evil.example").status_code == 403
+    # The cluster's own secret proves calls to nodes, and none to the dashboard, whose page must not know it.
+    own = SECRET.authorization("POST", served.address, "/operator")
+    assert served.http.post("/operator", headers={"Authorization": own}).status_code == 403
+
+
+def test_without_a_stack_no_drill_begins_and_the_answer_says_why(served: Served) -> None:
+    answer = served.post("/drills/kill-leader?shard=0", served.server.key)
+    assert (answer.status_code, "no stack is running" in answer.json()["message"]) == (503, True)
+    answer = served.post("/drills/rm?shard=0", served.server.key)
+    assert (answer.status_code, "no drill 'rm'" in answer.json()["message"]) == (400, True)
+    answer = served.post("/drills/kill-leader?shard=99", served.server.key)
+    assert (answer.status_code, answer.json()["message"]) == (400, "there is no shard 99; there are 2")
+    assert served.post("/drills/stop", served.server.key).json() == {"stopped": False}
+
+
+def test_without_a_secret_nobody_is_an_operator(tmp_path: Path) -> None:
+    found = Served(tmp_path, secret=None)
+    try:
+        assert found.server.key is None
+        assert found.post("/operator", "0" * 64).status_code == 403
+        assert found.http.get("/number").json()["number"] == found.server.number
+    finally:
+        found.close()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/replica", "/replica?log=om.log&shard=-1&node=om1", "/log?shard=9", "/log?shard=0&until=x", "/keys?shard=0&node=om1",
+     f"/log?shard={'9' * 400}", "/keys?shard=0&bucket=٣"],
+)  # fmt: skip
+def test_a_wrong_question_is_answered_in_words(served: Served, path: str) -> None:
+    answer = served.http.get(path)
+    assert (answer.status_code, answer.json()["error"]) == (400, "INVALID_REQUEST")
+
+
+def test_panels_come_as_events_and_say_what_is_missing(served: Served) -> None:
+    with served.http.stream("GET", "/events") as stream:
+        lines = (line for line in stream.iter_lines() if line.startswith("data: "))
+        first: dict[str, Any] = json.loads(next(lines).removeprefix("data: "))
+        second: dict[str, Any] = json.loads(next(lines).removeprefix("data: "))
+    assert {"sentence", "grid", "traffic", "lag", "timeline", "datanodes", "namespace", "drill-runs"} == set(first)
+    assert "No replica has been judged yet" in first["sentence"]
+    assert set(second) < set(first)  # only what has changed
+
+
+def test_one_page_too_many_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "MAX_VIEWERS", 0)
+    assert served.http.get("/events").status_code == 503
+
+
+def test_a_link_holds_the_key_where_no_server_gets_it() -> None:
+    link = operator_link("127.0.0.1:9880", "ab")
+    assert httpx.URL(link).fragment == "operator=ab"
+    assert httpx.URL(link).raw_path == b"/"
+
+
+def test_a_drill_that_cannot_be_named_or_has_no_stack_is_refused(tmp_path: Path) -> None:
+    runs = DrillRuns(tmp_path)
+    with pytest.raises(UsageError, match="no drill 'x'"):
+        runs.start("x", 0)
+    with pytest.raises(Unavailable, match="no stack is running"):
+        runs.start("replay", 0)
+    assert not runs.runs_elsewhere()
+    assert not runs.stop()
+    runs.close()
