@@ -36,6 +36,11 @@ CONTAINER, ELSEWHERE = 256 + PARTITION, 256 + PARTITION + 1
 INDEX = 9
 
 
+def standing_in(**fields: Any) -> Any:
+    """Return what stands in for a part of a datanode."""
+    return SimpleNamespace(**fields)
+
+
 class Node:
     """The answers of a datanode that is a member of pipeline-3; of other pipelines it may hold copies."""
 
@@ -43,9 +48,9 @@ class Node:
         self.blocks = BlockStore(folder)
         self.rows = MemoryStore(DN_FAMILIES.names)
         self.closed = False
-        self.pipeline: Any = SimpleNamespace(
-            partition=PARTITION, store=self.rows, opened=SimpleNamespace(pipeline="pipeline-3"), unhealthy={},
-            replica=SimpleNamespace(position=SimpleNamespace(index=INDEX)), is_closed=lambda: self.closed,
+        self.pipeline: Any = standing_in(
+            partition=PARTITION, store=self.rows, opened=standing_in(pipeline="pipeline-3"), unhealthy={},
+            replica=standing_in(position=standing_in(index=INDEX)), is_closed=lambda: self.closed,
             block=lambda container_id, local_id: block_row(self.rows, block_key(container_id, local_id)),
         )  # fmt: skip
         self.table = PipelineTable("dn1")
@@ -55,12 +60,12 @@ class Node:
         self.verified: list[Any] = []
         self.repaired: list[Any] = []
         self.damaged: list[tuple[int, int, str]] = []
-        verifier: Any = SimpleNamespace(
+        verifier: Any = standing_in(
             verify=lambda pipeline, key: self.verified.append((pipeline.partition, key)),
             repair=lambda pipeline, key, cell: self.repaired.append((pipeline.partition, key, cell)),
         )
-        copies: Any = SimpleNamespace(block=self.copy, listed=lambda container: ("listed", container))
-        upkeep: Any = SimpleNamespace(damaged=lambda *what: self.damaged.append(what))
+        copies: Any = standing_in(block=self.copy, listed=lambda container: ("listed", container))
+        upkeep: Any = standing_in(damaged=lambda *what: self.damaged.append(what))
         self.answers = BlockAnswers(self.blocks, self.table, verifier, copies, upkeep)
 
     def copy(self, container_id: int, local_id: int) -> BlockRow | None:
@@ -171,7 +176,7 @@ def test_a_containers_rows_are_listed_with_its_tombstones_up_to_a_limit(node: No
 
 def test_committed_blocks_go_on_behind_any_place_and_leave_tombstones_out(node: Node):
     later = 7
-    other: Any = SimpleNamespace(partition=later, store=MemoryStore(DN_FAMILIES.names))
+    other: Any = standing_in(partition=later, store=MemoryStore(DN_FAMILIES.names))
     node.table.put(later, other)
     other.store.write([(BLOCK_TABLE, block_key(256 + later, 1), encode_block_row(row_of(CELL)))])
     for local_id in (1, 2, 3):

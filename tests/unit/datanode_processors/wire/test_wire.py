@@ -198,7 +198,7 @@ def test_room_is_taken_up_to_its_last_byte():
 
 def test_what_a_slow_peer_takes_in_pieces_arrives_in_order(pairs: Callable[..., Pair]):
     wire, theirs = pairs()
-    parts = [b"a", b"", b"b" * 9_000_000, memoryview(b"c" * 3_000_000), b"d"]
+    parts: list[bytes | memoryview] = [b"a", b"", b"b" * 9_000_000, memoryview(b"c" * 3_000_000), b"d"]
     whole = b"".join(parts)
     found: list[bytes] = []
     reading = threading.Thread(target=lambda: found.append(heard(theirs, len(whole))), daemon=True)
@@ -340,7 +340,7 @@ def test_a_datanode_without_descriptors_does_not_blame_the_other_one(monkeypatch
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(number, "Too many open files")
 
-    monkeypatch.setattr(module.socket, "create_connection", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
     with pytest.raises(BlockError, match="Too many open files here") as caught:
         connect("127.0.0.1:7", WAIT_S)
     assert caught.value.code == codes.OVERLOADED
@@ -348,7 +348,7 @@ def test_a_datanode_without_descriptors_does_not_blame_the_other_one(monkeypatch
     def wait(*_: Any, **__: Any) -> None:
         raise TimeoutError
 
-    monkeypatch.setattr(module.socket, "create_connection", wait)
+    monkeypatch.setattr(socket, "create_connection", wait)
     with pytest.raises(WireClosed, match=r"no connection to 127\.0\.0\.1:7 within 30 s") as late:
         connect("127.0.0.1:7", WAIT_S)
     assert late.value.timed_out

@@ -377,7 +377,8 @@ def test_without_a_hint_the_last_ten_minutes_are_read_again(case: Case):
             asked.append(([(one.topic, one.partition, one.offset) for one in since], timeout))
             return [TopicPartition(OM_REQUESTS, SHARD, 2)]
 
-    found._reader._consumer = Timed(found._reader.consumer)
+    timed: Any = Timed(found._reader.consumer)
+    found._reader._consumer = timed
     found._resume(None)
     assert asked == [([(OM_REQUESTS, SHARD, case.clock.wall_ms() - RESUME_BACK_MS)], REQUEST_TIMEOUT_S)]
     assert names(take(found, 2)) == ["vol2", "vol3"]

@@ -14,6 +14,7 @@ from schemas.codecs.codec import encode
 from schemas.records.datanode import BlockCommitted, BlockWatched, Member, WatchBlock
 from schemas.records.packets import Kind, encode_frame
 from schemas.stream_errors import BAD_FRAME, BLOCK_DELETED, OVERLOADED, TIMED_OUT
+from tests.support.sdk.datanode_peer import OWN, said
 
 SILENCE_MS = 60_000
 WAIT_S, WAIT_MS = 30.0, 30_000
@@ -82,9 +83,13 @@ def test_nobody_is_waited_for_once_the_answers_are_enough(members, datanodes, li
 def test_another_answer_than_was_asked_for_is_a_bad_frame(datanodes, listens):
     peer = listens()
     committed = BlockCommitted(container_id=257, local_id=1, length=1, bcs_id=1, log_offset=1)
-    answering = threading.Thread(
-        target=lambda: peer.came.wait(WAIT_S) and peer.say(encode_frame(Kind.REPLY, encode(committed))), daemon=True
-    )
+
+    def answer():
+        assert peer.came.wait(WAIT_S)
+        peer.heard(len(said(OWN) + encode_frame(Kind.REQUEST, encode(WATCH))))
+        peer.say(encode_frame(Kind.REPLY, encode(committed)))
+
+    answering = threading.Thread(target=answer, daemon=True)
     answering.start()
     with pytest.raises(DatanodeError, match="answered with a BlockCommitted") as caught:
         datanodes.ask(member_of(peer), WATCH, BlockWatched)
