@@ -16,7 +16,9 @@ imports PySpark is also tried on the batch tests that compare Spark with a model
 With ``--by-line`` the unit tests of a package run once under coverage.py, and a mutant is tried only on the tests that
 are for its line (``lines``). A mutant in a function of which no test runs the line survives untried. What was recorded
 is kept below ``build/mutants``, and test modules that have changed are recorded again. A test that kills a mutant counts
-if it passes alone without one: those that sum up what other tests reached do not.
+if it passes alone without one: those that sum up what other tests reached do not. One that took seconds to fail, or
+hung, must do so twice: a slow machine kills nothing. A survivor is tried on the fast tests of documented limits and of
+examples in docstrings, too.
 """
 
 from __future__ import annotations
@@ -58,7 +60,11 @@ BY_LINE_TIMEOUT_S, TIMEOUT_OF_A_TEST_S = 60.0, 1.0
 """With ``--by-line`` tests hang that take so long, and so long for each that is chosen; most take milliseconds."""
 TEST_TIMEOUT_S = 25
 """With ``--by-line``, how long one test may take: tests wait for a minute for what a mutant never does."""
+SLOW_S = 4.0
+"""With ``--by-line``, a test that took so long before it failed may have failed because the machine is slow."""
 RECORDS = ROOT / "build" / "mutants"
+RECORDED_AT_ONCE = 6
+"""So many test modules are run under coverage.py before their lines are kept."""
 OPERATORS = (
     *(f"ReplaceComparisonOperator_{turned}" for turned in (
         "Eq_NotEq", "NotEq_Eq", "Is_IsNot", "IsNot_Is", "Lt_LtE", "LtE_Lt", "Gt_GtE", "GtE_Gt", "Lt_GtE", "LtE_Gt", "Gt_LtE", "GtE_Lt",
@@ -182,6 +188,8 @@ class Tree:
         self.path = folder / "tree"
         self._last = folder / "last"
         self._result = folder / "lines"
+        self.last_test_s = 0.0
+        """How long the test ran that began last."""
         shutil.copytree(
             ROOT,
             self.path,
@@ -209,6 +217,7 @@ class Tree:
         plugins = [LastBegun(self._last)]
         given = [*arguments(tests), *more]
         code = in_a_fork(self.path, lambda: int(pytest.main(given, plugins=plugins)), timeout_s)
+        self.last_test_s = time.time() - self._last.stat().st_mtime
         if code is None:
             print(f"hangs: {self._last.read_text() or 'before the first test'}", flush=True)
         return None if code == 0 else self._last.read_text()
@@ -236,23 +245,44 @@ class ByLine:
         recording = Recording(RECORDS / f"{package}.json")
         if stale := recording.stale(digests):
             print(f"recording which lines {len(stale)} test modules of {package} run", flush=True)
-            found = tree.record(package, stale)
+        while stale:
+            some, stale = stale[:RECORDED_AT_ONCE], stale[RECORDED_AT_ONCE:]
+            found = tree.record(package, some)
             for test in found["failed"]:
                 print(f"left out, for it fails without a mutant: {test}", flush=True)
-            recording.add({path: digests[path] for path in stale}, found["lines"], found["failed"])
+            # What is recorded stays if this program ends now.
+            recording.add({path: digests[path] for path in some}, found["lines"], found["failed"])
         texts = {module: (root / module).read_text() for module in modules_below(package)}
         self._map = LineMap(texts, recording.tests(), {path: (root / path).read_text() for path in tests})
         self._pass_alone: dict[str, bool] = {}
 
     def killer(self, module: str, line: int, mutated: str) -> str | None:
         """Return what kills a mutant of a line: a test, or "" for the import; None if it survives."""
-        tests = self._map.tests_of(module, line)[: self._most]
+        found = self._killer_among(self._map.tests_of(module, line)[: self._most], module, mutated)
+        return self._killer_among(tests_of_all(module), module, mutated) if found is None else found
+
+    def _killer_among(self, tests: list[str], module: str, mutated: str) -> str | None:
         while True:
             tests = [test for test in tests if self._pass_alone.get(test, True)]
-            with self._tree.changed(module, mutated):
-                failed = self._failing(tests) if tests else None
+            failed = self._failing_with(module, mutated, tests) if tests else None
             if not failed or self._passes_alone(failed):
                 return failed
+            if failed not in tests:  # it is one of a whole module
+                return None
+
+    def _failing_with(self, module: str, mutated: str, tests: list[str]) -> str | None:
+        """Return which of the tests fails with a mutant, if it fails for the mutant and not for a slow machine.
+
+        One that took long is run again, alone: it must fail twice. Else it is left out for this mutant.
+        """
+        with self._tree.changed(module, mutated):
+            while tests and (failed := self._failing(tests)) is not None:
+                again = [failed] if failed else tests
+                if self._tree.last_test_s < SLOW_S or self._failing(again) is not None:
+                    return failed
+                print(f"failed once, and passed then: {failed or 'the collection'}", flush=True)
+                tests = [test for test in tests if failed and test != failed]
+        return None
 
     def _passes_alone(self, test: str) -> bool:
         """Return whether a test passes by itself, without a mutant."""
@@ -263,6 +293,12 @@ class ByLine:
     def _failing(self, tests: list[str]) -> str | None:
         timeout_s = BY_LINE_TIMEOUT_S + TIMEOUT_OF_A_TEST_S * len(tests)
         return self._tree.failing(tests, timeout_s, f"--timeout={TEST_TIMEOUT_S}")
+
+
+def tests_of_all(module: str) -> list[str]:
+    """Return the test modules that look at every package: at documented limits, and at examples in docstrings."""
+    has_example = ">>> " in (ROOT / module).read_text()
+    return ["tests/unit/test_limits.py", *(["tests/unit/test_doctests.py"] if has_example else [])]
 
 
 def package_tests(root: Path, package: str) -> list[str]:

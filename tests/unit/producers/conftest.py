@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.sdk.datanode_peer import Peer, greeted
 from tests.support.sdk.datanodes import World
 
 
@@ -17,3 +18,32 @@ def make(tmp_path):
     yield begin
     for world in made:
         world.close()
+
+
+@pytest.fixture
+def listens():
+    """Return a factory of peers that say what a test tells them to; they end with the test."""
+    made: list[Peer] = []
+
+    def begin(*greets):
+        made.append(Peer(*greets))
+        return made[-1]
+
+    yield begin
+    for peer in made:
+        peer.close()
+
+
+@pytest.fixture
+def talks(listens):
+    """Return a factory of (connection, peer) that have said HELLO."""
+    made = []
+
+    def begin(**settings):
+        peer = listens()
+        made.append(greeted(peer, **settings))
+        return made[-1], peer
+
+    yield begin
+    for connection in made:
+        connection.close()

@@ -14,6 +14,7 @@ from crc32c import crc32c
 
 from datanode_processors.blocks.block_file import BlockFile
 from datanode_processors.blocks.block_store import BlockStore
+from datanode_processors.blocks.containers import block_name
 from datanode_processors.blocks.space import DiskSpace
 from datanode_processors.errors import BlockError
 from schemas import stream_errors as codes
@@ -347,6 +348,25 @@ def test_a_container_keeps_what_else_it_has_if_it_is_not_to_be_dropped(store: Bl
     assert store.container_folder(7).exists()
     store.drop_if_empty(7)
     assert not store.container_folder(7).exists()
+
+
+def test_a_block_that_comes_while_its_container_is_dropped_stays(store: BlockStore):
+    write(store, DATA)
+    store.delete(7, 1, drop=False)
+    came = store.container_folder(7) / block_name(2)
+    came.write_bytes(DATA)
+    store.drop_if_empty(7)
+    assert came.read_bytes() == DATA
+
+
+def test_a_container_that_holds_what_is_no_block_is_not_dropped_in_silence(store: BlockStore):
+    write(store, DATA)
+    store.delete(7, 1, drop=False)
+    strange = store.container_folder(7) / "notes.txt"
+    strange.touch()
+    with refused(codes.FAILED):
+        store.drop_if_empty(7)
+    assert strange.exists()
 
 
 def test_each_policy_counts_what_it_promises(tmp_path: Path):

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, TopicPartition
 from xxhash import xxh3_128_digest
 
 from om_processors.leading import intake
 from om_processors.leading.core.backlog import Backlog
 from om_processors.leading.core.preparation import RETRY_AFTER_MS
 from om_processors.leading.gateway import Gateway
-from om_processors.leading.intake import MAX_OUT_OF_RANGE, RequestIntake
+from om_processors.leading.intake import MAX_OUT_OF_RANGE, RESUME_BACK_MS, RequestIntake
 from om_processors.leading.outbox import KafkaOutbox
 from replicated_db.core.leading.leader import Proposal, Reply
 from replicated_db.core.ports import LogUnavailable
@@ -358,3 +358,28 @@ def test_of_the_surplus_what_is_no_request_is_kept_too(case: Case):
     assert taken == ["vol1"]
     assert case.backlog.refused == 1
     assert [noted.startswith(f"rejected offset 1 of {OM_REQUESTS}/{SHARD}: ") for noted in case.noted] == [True]
+
+
+def test_without_a_hint_the_last_ten_minutes_are_read_again(case: Case):
+    """The broker in this process knows no times, so that its answer is given here."""
+    case.say(*(request(f"vol{number}") for number in range(4)))
+    found = case.open()
+    asked = []
+
+    class Timed:
+        def __init__(self, consumer: Any) -> None:
+            self._consumer = consumer
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._consumer, name)
+
+        def offsets_for_times(self, since: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+            asked.append(([(one.topic, one.partition, one.offset) for one in since], timeout))
+            return [TopicPartition(OM_REQUESTS, SHARD, 2)]
+
+    timed: Any = Timed(found._reader.consumer)
+    found._reader._consumer = timed
+    found._resume(None)
+    assert asked == [([(OM_REQUESTS, SHARD, case.clock.wall_ms() - RESUME_BACK_MS)], REQUEST_TIMEOUT_S)]
+    assert names(take(found, 2)) == ["vol2", "vol3"]
+    assert RESUME_BACK_MS == 600_000

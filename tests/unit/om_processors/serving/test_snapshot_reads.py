@@ -7,6 +7,8 @@ import pytest
 from om_processors.fleet.snapshot_cleanup import SnapshotCheckpoints
 from om_processors.namespace import snapshots
 from om_processors.snapshots.checkpoints import CheckpointName, CheckpointUnreadable
+from replicated_db.core.errors import StoreFailure
+from schemas.column_families import BUCKET_TABLE
 from schemas.records.messages import (
     CreateBucket,
     DeleteKey,
@@ -227,3 +229,21 @@ def test_one_more_snapshot_than_may_be_open_is_refused_for_now(node):
     node.opened._limit = 1
     assert node.get("key", name=".snapshot/snap1/a")[0] == 200
     assert [which.name for which in node.opened.names()] == [info.checkpoint]
+
+
+def test_a_read_that_is_refused_leaves_no_view_of_the_database_open(node, monkeypatch):
+    """An open view keeps files on the disk that RocksDB would remove."""
+    views = []
+    take = node.store.snapshot
+
+    def snapshot():
+        views.append(take())
+        return views[-1]
+
+    monkeypatch.setattr(node.store, "snapshot", snapshot)
+    shutil.rmtree(node.folder(node.snapshot("snap1")))
+    assert node.get("key", name=".snapshot/snap1/a")[0] == 503
+    assert len(views) > 1, "the reason was looked up in a view of its own"
+    for view in views:
+        with pytest.raises(StoreFailure):
+            view.get(BUCKET_TABLE, b"")

@@ -278,3 +278,13 @@ def test_an_answer_has_as_many_items_as_it_may():
     assert (empty.offset, empty.keeps_from, empty.holds) == (-1, 0, (0,))
     with pytest.raises(ValueError, match="keeps_from 1 lies behind offset -1"):
         MemberPlace.from_json(given | {"offset": -1, "keeps_from": 1})
+
+
+@pytest.mark.parametrize("left_out", ["flagged", "left behind"])
+def test_a_base_needs_a_majority_without_those_that_are_flagged_or_left_behind(left_out: str):
+    """Of three members one agrees with the newest base, another has not come to it, and the third does not count."""
+    flagged = left_out == "flagged"
+    facts = known(n2=place("n2", bases=(OLD,)), n3=place("n3", flagged=flagged))
+    wish = TrimWish() if flagged else TrimWish(leave_behind=frozenset({"n3"}))
+    assert decide(facts, wish).base == OLD
+    assert decide(known(n2=place("n2", bases=(OLD,))), TrimWish()).base == NEW

@@ -293,3 +293,31 @@ def test_a_record_that_cannot_be_judged_again_is_not_taken_for_read():
         claiming.claimer._judge_again(position, 2)
     silent.left = 0
     assert claiming.claimer._judge_again(position, 1) == position
+
+
+def test_another_record_at_the_anchor_after_the_claim_stops_the_candidate():
+    """The log lost its tail between the look before the claim and the claim, and holds another record there."""
+    claiming = Claiming()
+    entries = claiming.shard.log.entries
+
+    def lose(appender: MemoryAppender) -> None:
+        entries[-1] = replace(entries[-1], value=entries[0].value)
+        appender.deliver()
+
+    claiming.appender.becomes = lose
+    with pytest.raises(AheadOfLog, match="shard 0, offset 1: the log holds another record than the one applied"):
+        claiming.claim()
+
+
+def test_a_log_without_records_is_given_up_once_its_time_is_over():
+    claiming = Claiming()
+    silent = mute(claiming, float("inf"))
+    claiming.shard.log.append(b"anything")
+
+    def passes(wait_s: float) -> None:
+        claiming.clock.elapsed += round(wait_s and READ_WAIT_S * 1000 + 1)
+
+    claiming.claimer._on_turn = passes
+    with pytest.raises(LogUnavailable, match="no record from offset 2 on within"):
+        claiming.claimer.read_to(3)
+    assert silent.asked == [(2, 1)]

@@ -1,0 +1,398 @@
+"""A connection to a datanode, over real sockets, with a peer that says what a test tells it to."""
+
+import errno
+import socket
+import threading
+import time
+from dataclasses import replace
+from struct import Struct
+from types import SimpleNamespace
+
+import pytest
+
+from producers.blocks import datanode_connection
+from producers.blocks.datanode_connection import DatanodeConnection, _after, _host_and_port, readable
+from producers.errors import UNREACHABLE, DatanodeError
+from schemas import stream_errors
+from schemas.codecs.codec import encode
+from schemas.conversation.conversation import own_hello
+from schemas.records.datanode import BlockWatched, ReadBlock, StreamError, WatchBlock
+from schemas.records.packets import Kind, encode_frame
+from tests.support.local.waiting import eventually
+from tests.support.sdk.datanode_peer import HELLO, OWN, WAIT_S, said
+
+WATCH = WatchBlock(partition=1, container_id=257, local_id=1, length=1, bcs_id=0, timeout_ms=0)
+WATCHED = BlockWatched(datanode="dn1", bcs_id=3, length=1, satisfied=True)
+ANSWER = encode_frame(Kind.REPLY, encode(WATCHED))
+STOPS = StreamError(code=stream_errors.STOPPING, message="as if", datanode="", offset=7, hint="dn2")
+TIMEVAL = Struct("ll")
+
+
+@pytest.fixture
+def probes(monkeypatch):
+    """Have the silence after which a datanode is asked whether it lives be milliseconds."""
+    monkeypatch.setattr(datanode_connection, "PROBE_AFTER_MS", 20)
+    monkeypatch.setattr(datanode_connection, "PROBE_TIMEOUT_MS", 10)
+
+
+def refused(error=STOPS):
+    return encode_frame(Kind.ERROR, encode(error))
+
+
+# -- the greeting
+
+
+@pytest.mark.parametrize("address", ["nowhere", ":1", "127.0.0.1:x", "127.0.0.1:", "127.0.0.1:1"])
+def test_a_datanode_that_cannot_be_reached_is_named_with_its_address(address):
+    with pytest.raises(DatanodeError, match="cannot connect to") as caught:
+        DatanodeConnection(address, OWN, datanode="dn1")
+    error = caught.value
+    assert (error.status, error.datanode, error.doing) == (UNREACHABLE, "dn1", "HELLO")
+    assert address in str(error)
+
+
+def test_the_host_of_an_address_may_be_one_of_ipv6():
+    assert _host_and_port("[::1]:99") == ("::1", 99)
+    assert _host_and_port("dn1.example:99") == ("dn1.example", 99)
+
+
+@pytest.mark.parametrize(
+    ("greets", "status"),
+    [
+        (said(own_hello("dn1", "other")), stream_errors.WRONG_CLUSTER),
+        (said(own_hello("dn2", "twin")), UNREACHABLE),
+        (said(replace(HELLO, min_version=98, max_version=99)), stream_errors.UNSUPPORTED_VERSION),
+        (encode_frame(Kind.HELLO, b"no record"), stream_errors.BAD_FRAME),
+        (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n" * 10, stream_errors.BAD_FRAME),
+        (ANSWER, stream_errors.BAD_FRAME),
+        (refused(), stream_errors.STOPPING),
+    ],
+    ids=["cluster", "datanode", "version", "unreadable", "HTTP", "an answer", "an error"],
+)
+def test_a_peer_that_does_not_greet_as_it_should_is_left_and_the_reason_is_told(listens, greets, status):
+    peer = listens(greets)
+    with pytest.raises(DatanodeError) as caught:
+        DatanodeConnection(peer.address, OWN, datanode="dn1")
+    assert caught.value.status == status
+    assert peer.came.wait(WAIT_S)
+    # ``caught`` keeps the half-made connection: the socket was closed, not collected.
+    assert peer.heard(len(said(OWN)) + 1) in {said(OWN), b""}
+
+
+def test_whoever_answers_is_known_by_the_name_in_its_hello(listens):
+    peer = listens()
+    connection = DatanodeConnection(peer.address, OWN)
+    assert (connection.datanode, connection.address) == ("dn1", peer.address)
+    connection.close()
+
+
+@pytest.mark.parametrize("limits", [{"connect_timeout_ms": 50}, {"hello_timeout_ms": 50}])
+def test_a_datanode_that_says_no_hello_has_timed_out_at_the_shorter_of_the_limits(listens, limits):
+    peer = listens(b"")
+    began_s = time.monotonic()
+    with pytest.raises(DatanodeError, match="is silent") as caught:
+        DatanodeConnection(peer.address, OWN, **({"connect_timeout_ms": 60_000, "hello_timeout_ms": 60_000} | limits))
+    assert caught.value.status == stream_errors.TIMED_OUT
+    assert time.monotonic() - began_s < 60
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_wait_for_a_hello_is_spoken_of_after_a_while(listens, monkeypatch, at_once):
+    words = []
+
+    def warning(text, *given):
+        words.append(text % given)
+        assert peer.came.wait(WAIT_S)
+        peer.say(said(HELLO))
+
+    monkeypatch.setattr(datanode_connection, "logger", SimpleNamespace(warning=warning))
+    monkeypatch.setattr(datanode_connection, "WORD_AFTER_MS", 5_000 if at_once else 20)
+    peer = listens(said(HELLO) if at_once else b"")
+    DatanodeConnection(peer.address, OWN, datanode="dn1", connect_timeout_ms=10_000).close()
+    assert words == (
+        [] if at_once else [f"dn1 at {peer.address} takes connections and says no HELLO; it is waited for"]
+    )
+
+
+# -- sending
+
+
+def test_what_a_slow_datanode_takes_in_pieces_arrives_whole_and_in_order(talks, probes):
+    connection, peer = talks(silence_ms=60_000)
+    asked, read = [], []
+    parts = [bytes([number]) * size for number, size in enumerate((1, 3_000_000, 0, 5_000_000, 7), 1)]
+    whole = b"".join(parts)
+    reading = threading.Thread(target=lambda: read.append(peer.heard(len(whole))), daemon=True)
+
+    def is_alive():
+        asked.append(True)
+        if len(asked) == 2:
+            reading.start()
+        return True
+
+    connection.is_alive = is_alive
+    connection.send_parts(parts)
+    reading.join(WAIT_S)
+    assert read == [whole]
+    assert len(asked) >= 2
+
+
+def fill(taking):
+    """Send until the kernels take nothing any more, on neither side."""
+    taking.setblocking(False)
+    quiet = 0
+    while quiet < 5:
+        try:
+            taking.send(bytes(100_000))
+            quiet = 0
+        except BlockingIOError:
+            quiet += 1
+            time.sleep(0.01)
+    taking.setblocking(True)
+
+
+@pytest.mark.parametrize(("alive", "times"), [(False, 1), (True, 5)])
+def test_a_datanode_that_takes_no_bytes_is_asked_whether_it_lives_and_given_up(talks, probes, alive, times):
+    connection, _ = talks(silence_ms=100)
+    asked = []
+    connection.is_alive = lambda: asked.append(True) or alive
+    filling = [bytes(1_000_000)]
+    fill(connection._socket)
+    with pytest.raises(DatanodeError, match="takes no bytes") as caught:
+        connection.send_parts(filling)
+    assert caught.value.status == stream_errors.TIMED_OUT
+    assert len(asked) == times
+
+
+@pytest.mark.parametrize("sent", range(7))
+def test_what_is_left_of_a_frame_begins_where_the_last_send_ended(sent):
+    parts = [b"abc", b"", memoryview(b"de"), bytearray(b"f")]
+    left = _after(parts, sent)
+    assert b"".join(left) == b"abcdef"[sent:]
+
+
+def failing(talks, *last):
+    """Return the error of sending to a datanode that has said these bytes and gone."""
+    connection, peer = talks()
+    peer.say(b"".join(last))
+    peer.socket.close()
+
+    def send() -> None:
+        for _ in range(1000):  # the first bytes are still taken
+            connection.send_parts([bytes(100_000)])
+
+    with pytest.raises(DatanodeError) as caught:
+        send()
+    return caught.value
+
+
+def test_a_datanode_that_goes_has_the_last_word(talks):
+    error = failing(talks, refused())
+    assert (error.status, error.offset, error.hint) == (stream_errors.STOPPING, 7, "dn2")
+    assert failing(talks).status == UNREACHABLE
+    cut_off = failing(talks, refused()[:-1])
+    assert cut_off.status == UNREACHABLE
+    assert isinstance(cut_off.__cause__, OSError)
+    assert cut_off.__cause__.errno in {errno.EPIPE, errno.ECONNRESET}
+
+
+# -- receiving
+
+
+def test_a_request_is_answered_and_the_connection_is_idle_again(talks):
+    connection, peer = talks()
+    assert (connection.is_idle, connection.used) == (True, False)
+    connection.send_request(WATCH)
+    assert not connection.is_idle
+    assert connection.receive_now() is None
+    peer.say(ANSWER)
+    assert connection.answer(connection.receive(10_000)) == WATCHED
+    assert (connection.is_idle, connection.used) == (True, True)
+
+
+def test_a_connection_with_bytes_that_nobody_asked_for_is_not_idle(talks):
+    connection, peer = talks()
+    connection.send_request(WATCH)
+    peer.say(ANSWER + ANSWER[:5])
+    connection.receive(10_000)
+    assert not connection.is_idle
+
+
+def test_an_answer_that_has_come_is_taken_without_a_wait(talks):
+    connection, peer = talks()
+    connection.send_request(WATCH)
+    peer.say(ANSWER[:9])
+    eventually(lambda: readable([connection], 0))
+    assert connection.receive_now() is None, "it is not whole"
+    peer.say(ANSWER[9:])
+    eventually(lambda: readable([connection], 0))
+    assert connection.answer(connection.receive_now()) == WATCHED
+
+
+def test_a_refusal_says_all_that_the_datanode_said(talks):
+    connection, peer = talks()
+    connection.doing = "WatchBlock"
+    for named in ("", "dn3"):
+        connection.send_request(WATCH)
+        peer.say(refused(replace(STOPS, datanode=named)))
+        with pytest.raises(DatanodeError, match="as if") as caught:
+            connection.receive(10_000)
+        error = caught.value
+        assert (error.status, error.datanode, error.doing) == (stream_errors.STOPPING, named or "dn1", "WatchBlock")
+        assert (error.offset, error.hint) == (7, "dn2")
+    assert connection.used, "it was answered"
+    assert connection.is_idle
+
+
+def test_cells_are_no_answer_to_who_asked_for_a_record(talks):
+    connection, peer = talks()
+    request = ReadBlock(
+        partition=1, container_id=257, local_id=1, bcs_id=0, offset=0, length=1, committed_only=True
+    )  # fmt: skip
+    connection.send_request(request)
+    peer.say(encode_frame(Kind.DATA, b"x"))
+    with pytest.raises(DatanodeError, match="DATA is no answer to that") as caught:
+        connection.answer(connection.receive(10_000))
+    assert caught.value.status == stream_errors.BAD_FRAME
+    assert not connection.used
+
+
+@pytest.mark.parametrize(
+    ("bytes_said", "stays_open"),
+    [(b"\xff" * 100, False), (ANSWER[:-1] + bytes([ANSWER[-1] ^ 1]), False), (encode_frame(Kind.REPLY, b"no"), True)],
+    ids=["no frame", "damaged", "unreadable"],
+)
+def test_bytes_that_are_no_answer_are_a_bad_frame_and_end_the_connection_if_nothing_can_follow(
+    talks, bytes_said, stays_open
+):
+    connection, peer = talks()
+    connection.send_request(WATCH)
+    peer.say(bytes_said)
+    with pytest.raises(DatanodeError, match=peer.address) as caught:
+        connection.receive(10_000)
+    assert caught.value.status == stream_errors.BAD_FRAME
+    assert (connection.fileno() >= 0) is stays_open
+
+
+def test_a_datanode_that_closes_says_nothing_more(talks):
+    connection, peer = talks()
+    peer.socket.close()
+    with pytest.raises(DatanodeError, match="closed the connection") as caught:
+        connection.receive(10_000)
+    assert caught.value.status == UNREACHABLE
+
+
+def test_a_frame_that_comes_byte_by_byte_has_a_limit_too(talks):
+    connection, peer = talks()
+    connection.send_request(WATCH)
+    over = threading.Event()
+
+    def trickle():
+        for byte in encode_frame(Kind.REPLY, bytes(60_000)):  # five minutes
+            if over.wait(0.005):
+                return
+            peer.say(bytes([byte]))
+
+    trickling = threading.Thread(target=trickle, daemon=True)
+    trickling.start()
+    try:
+        with pytest.raises(DatanodeError, match="does not send a whole frame in time") as caught:
+            connection.receive(100)
+    finally:
+        over.set()
+        trickling.join(WAIT_S)
+    assert caught.value.status == stream_errors.TIMED_OUT
+
+
+def test_the_kernel_is_told_each_limit_in_seconds_and_microseconds(talks):
+    connection, _ = talks()
+
+    def limit():
+        return TIMEVAL.unpack(connection._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, TIMEVAL.size))
+
+    for timeout_ms, expected_ms in ((1_504, 1_504), (3_000, 3_000), (0, 1)):
+        connection._limit_receiving(timeout_ms)
+        seconds, microseconds = limit()
+        # The kernel counts in ticks of up to 10 ms.
+        assert expected_ms <= seconds * 1000 + microseconds / 1000 <= expected_ms + 10
+
+
+# -- patience
+
+
+def patiently(talks, alive, answers_after, timeout_ms=100_000):
+    """Return (event or error of a patient receive, how often it was asked whether the datanode lives)."""
+    connection, peer = talks()
+    connection.send_request(WATCH)
+    asked = []
+
+    def is_alive():
+        asked.append(True)
+        if len(asked) == answers_after:
+            peer.say(ANSWER)
+        return alive(len(asked))
+
+    connection.is_alive = is_alive
+    try:
+        return connection.answer(connection.receive_patiently(timeout_ms)), len(asked)
+    except DatanodeError as error:
+        return error.status, len(asked)
+
+
+def test_a_datanode_that_lives_is_waited_for(talks, probes):
+    assert patiently(talks, lambda _: True, 3) == (WATCHED, 3)
+
+
+def test_a_datanode_that_does_not_live_is_not_waited_for(talks, probes):
+    assert patiently(talks, lambda times: times < 2, 0) == (stream_errors.TIMED_OUT, 2)
+
+
+def test_a_datanode_that_lives_and_never_answers_has_its_limit(talks, probes):
+    assert patiently(talks, lambda _: True, 0, timeout_ms=110) == (stream_errors.TIMED_OUT, 5)
+
+
+def test_a_datanode_that_is_gone_is_not_asked_whether_it_lives(talks, probes):
+    connection, peer = talks()
+    connection.is_alive = lambda: pytest.fail("it is gone")
+    peer.socket.close()
+    with pytest.raises(DatanodeError, match="closed the connection"):
+        connection.receive_patiently(10_000)
+
+
+def test_what_came_with_an_earlier_answer_is_no_reason_to_wait(talks, probes):
+    connection, peer = talks()
+    connection.send_request(WATCH)
+    connection.send_request(WATCH)
+    peer.say(ANSWER * 2)
+    connection.is_alive = lambda: pytest.fail("it has answered")
+    assert connection.answer(connection.receive_patiently(10_000)) == WATCHED
+    assert connection.answer(connection.receive_patiently(10_000)) == WATCHED
+
+
+# -- several, and other threads
+
+
+def test_those_with_something_to_receive_are_told_from_the_others(talks):
+    (silent, _), (speaks, peer) = talks(), talks()
+    assert readable([silent, speaks], 0) == []
+    peer.say(ANSWER)
+    assert readable([silent, speaks], WAIT_S) == [speaks]
+
+
+def test_another_thread_ends_a_wait(talks):
+    connection, _ = talks()
+    ended = []
+
+    def wait():
+        try:
+            connection.receive(60_000)
+        except DatanodeError as error:
+            ended.append(error.status)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    connection.interrupt()
+    waiting.join(WAIT_S)
+    assert ended == [UNREACHABLE]
+    connection.close()
+    connection.interrupt()  # when it is closed already, nothing happens

@@ -1,0 +1,114 @@
+"""What a database promises of memory, durability and filters, read from the options that RocksDB writes down."""
+
+from __future__ import annotations
+
+import shutil
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+from replicated_db.core.errors import StoreFailure
+from replicated_db.shell.rocks import (
+    MAX_OPEN_FILES,
+    MAX_WAL_BYTES,
+    MEMTABLE_BLOOM_SHARE,
+    WRITE_BUFFERS_BYTES,
+    RocksReader,
+    RocksStore,
+)
+
+FAMILIES = ("one", "two")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A database with rows in one of its families."""
+    store = RocksStore(tmp_path / "shard-0", FAMILIES)
+    store.write([("one", b"k", b"v")])
+    store.close()
+    return tmp_path / "shard-0"
+
+
+@pytest.fixture
+def options(path: Path) -> ConfigParser:
+    """What RocksDB has written down when it opened the database again."""
+    store = RocksStore(path, FAMILIES)
+    newest = max(path.glob("OPTIONS-*"))
+    found = ConfigParser(interpolation=None, strict=False)
+    found.read_string(newest.read_text())
+    store.close()
+    return found
+
+
+def test_a_torn_end_of_the_write_ahead_log_is_left_out_and_no_damage_before_it_is_passed_over(options: ConfigParser):
+    assert options["DBOptions"]["wal_recovery_mode"] == "kPointInTimeRecovery"
+
+
+def test_memory_and_files_are_bounded(options: ConfigParser):
+    database = options["DBOptions"]
+    assert int(database["db_write_buffer_size"]) == WRITE_BUFFERS_BYTES
+    assert int(database["max_total_wal_size"]) == MAX_WAL_BYTES
+    assert int(database["max_open_files"]) == MAX_OPEN_FILES
+    assert int(database["keep_log_file_num"]) == 2
+    for family in ("default", "one"):
+        assert 4 * int(options[f'CFOptions "{family}"']["write_buffer_size"]) == WRITE_BUFFERS_BYTES
+
+
+def test_reads_of_rows_that_do_not_exist_are_answered_by_filters(options: ConfigParser):
+    """In memory and in files; the filters are parts of the cache, and in pieces that fit into it."""
+    memory, files = options['CFOptions "one"'], options['TableOptions/BlockBasedTable "one"']
+    assert float(memory["memtable_prefix_bloom_size_ratio"]) == MEMTABLE_BLOOM_SHARE
+    assert memory["memtable_whole_key_filtering"] == "true"
+    assert memory["compression"] == "kLZ4Compression"
+    assert files["filter_policy"].startswith("bloomfilter")
+    assert files["index_type"] == "kTwoLevelIndexSearch"
+    assert [files[name] for name in ("cache_index_and_filter_blocks", "partition_filters")] == ["true", "true"]
+    assert files["pin_top_level_index_and_filter"] == "true"
+
+
+def test_who_reads_a_database_makes_nothing(path: Path):
+    before = sorted(path.parent.rglob("*"))
+    for missing in (path.parent / "nowhere", path.parent):
+        with pytest.raises(StoreFailure, match="does not open: there is no database"):
+            RocksReader(missing, FAMILIES)
+    reader = RocksReader(path, FAMILIES)
+    assert (reader.get("one", b"k"), reader.get("two", b"k")) == (b"v", None)
+    reader.close()
+    reader.close()
+    with pytest.raises(StoreFailure):
+        reader.get("one", b"k")
+    made = set(path.parent.rglob("*")) - set(before)
+    assert {one.name for one in made} <= {"LOG", "LOCK"}
+
+
+def test_a_reader_knows_which_rows_are_in_no_file_yet(tmp_path: Path):
+    store = RocksStore(tmp_path / "shard-0", FAMILIES)
+    store.write([("one", bytes([number]), b"v") for number in range(3)])
+    assert store.rows_in_memory() == 3
+    shutil.copytree(tmp_path / "shard-0", tmp_path / "crashed")
+    assert outside_and_in_files(tmp_path / "crashed") == (3, 0)
+    store.write_files()
+    assert store.rows_in_memory() == 0
+    store.close()
+    assert outside_and_in_files(tmp_path / "shard-0") == (0, 1)
+
+
+def outside_and_in_files(path: Path) -> tuple[int, int]:
+    """Return how many rows are in the write-ahead log alone, and how many table files there are."""
+    reader = RocksReader(path, FAMILIES)
+    assert reader.rows_outside_files("two") == 0
+    found = reader.rows_outside_files("one"), len(reader.live_files())
+    reader.close()
+    return found
+
+
+@pytest.mark.parametrize("act", ["rows_in_memory", "checkpoint_names", "snapshot"])
+def test_a_store_that_is_closed_says_so(tmp_path: Path, act: str):
+    store = RocksStore(tmp_path / "shard-0", FAMILIES)
+    store.close()
+    store.close()
+    with pytest.raises(StoreFailure, match="the store is closed"):
+        getattr(store, act)()
+    with pytest.raises(StoreFailure, match="the store is closed"):
+        store.drop_checkpoint("none")
