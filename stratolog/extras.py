@@ -14,7 +14,7 @@ HOST = frozenset(
 EXTRAS: Mapping[str, Collection[str]] = {
     "om": HOST,
     "datanode": HOST,
-    "spark": frozenset({"pyspark", "pandas", "pyarrow", "numpy"}),
+    "spark": frozenset({"pyspark", "pandas", "pyarrow", "numpy", "prometheus_client"}),
 }
 """Libraries by extra, as pyproject.toml has them, as far as we import them."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from schemas.topics import OM_STATS, OM_VERDICTS
 from spark_streaming.records.logs import KNOWN_LOGS, AuditedLog
-from spark_streaming.records.session import SparkSettings
+from spark_streaming.records.session import LOOPBACK, SparkSettings
 from spark_streaming.records.sources import RECORDS_PER_TRIGGER, REPORTS_PER_TRIGGER
 from spark_streaming.verdicts.core.shard_state import MatchingLimits
 
@@ -31,7 +31,8 @@ class AuditConfig:
     only if their topics exist. ``trigger_ms``: pause between micro-batches. ``require_blocks``: for the batch job,
     whether all members of a pipeline must have reported equal stored bytes. ``windows``: also count windows of
     throughput, for ``stats_topic``. ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been
-    trimmed away.
+    trimmed away. ``driver_host``: with a ``master`` of another machine, the name of this one. ``metrics_host`` and
+    ``metrics_port``: where the running audit serves its metrics; port 0 is any free one, which the health file names.
     """
 
     bootstrap_servers: str
@@ -48,6 +49,9 @@ class AuditConfig:
     shuffle_partitions: int = 2
     master: str = "local[2]"
     driver_memory: str = "1g"
+    driver_host: str = LOOPBACK
+    metrics_host: str = LOOPBACK
+    metrics_port: int = 0
     require_blocks: bool = False
     windows: bool = True
     window_seconds: int = 10
@@ -96,9 +100,11 @@ class AuditConfig:
             master=self.master,
             shuffle_partitions=self.shuffle_partitions,
             driver_memory=self.driver_memory,
+            driver_host=self.driver_host,
         )
 
 
+MAX_PORT = 65_535
 _PATHS = ("work_dir", "jars_dir")
 _POSITIVE = ("report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_trigger", "reports_per_trigger",
              "shuffle_partitions", "window_seconds", "windows_trigger_ms")  # fmt: skip
@@ -127,6 +133,9 @@ def config_from(values: Mapping[str, Any]) -> AuditConfig:
         value = getattr(config, name)
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a positive integer, not {value!r}")
+    port = config.metrics_port
+    if not isinstance(port, int) or not 0 <= port <= MAX_PORT:
+        raise ValueError(f"metrics_port must be a port or 0, not {port!r}")
     return config
 
 
