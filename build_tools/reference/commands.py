@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import click
 import typer.core
 
 from build_tools.reference.markdown import code, page, prose, table
@@ -43,12 +42,13 @@ def commands_page() -> str:
 
 
 def _section(words: tuple[str, ...], command: Any) -> list[str]:
+    context = command.make_context(words[-1], [], resilient_parsing=True)
     arguments = [one for one in command.params if isinstance(one, typer.core.TyperArgument)]
     options = [one for one in command.params if not isinstance(one, typer.core.TyperArgument) and not one.hidden]
     form = " ".join(["stratolog", *words, *map(_form, arguments), *(["[OPTIONS]"] if options else [])])
     lines = [f"### stratolog {' '.join(words)}", "", "```text", form, "```", "", *prose(command.help or "")]
     rows = [(code(_form(one)), one.help or "") for one in arguments]
-    rows += [(_names(one), one.help or "") for one in options]
+    rows += [(_names(one, context), one.help or "") for one in options]
     return lines + (table(("argument", "meaning"), rows) if rows else [])
 
 
@@ -58,11 +58,8 @@ def _form(argument: Any) -> str:
     return form if argument.required or form.startswith("[") else f"[{form}]"
 
 
-def _names(option: Any) -> str:
+def _names(option: Any, context: Any) -> str:
     names = ", ".join(code(one) for one in (*option.opts, *option.secondary_opts))
     if option.is_flag:
         return names
-    value = option.metavar or (
-        "|".join(map(str, option.type.choices)) if isinstance(option.type, click.Choice) else option.type.name.upper()
-    )
-    return f"{names} {code(value)}"
+    return f"{names} {code(option.metavar or option.display_type(context).strip('<>'))}"

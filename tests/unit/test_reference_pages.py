@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
+import typer
 
 from build_tools.reference.__main__ import FOLDER, PAGES
 from build_tools.reference.metrics import families
@@ -24,6 +24,8 @@ DOCS = ROOT / "docs"
 FENCED = re.compile(r"^( *)```(?:sh|toml|)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\s*(?:[A-Z_]+=\S+ )*(?:docker compose exec \w+ |\.venv/bin/)?(stratolog .*)$")
 APP = tidied(build_app())
+WrongUsage: Any = typer.BadParameter.__base__
+"""What a command line is refused with; typer names its kinds alone."""
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -72,13 +74,12 @@ def told() -> list[Any]:
 
 
 def parse(words: list[str]) -> None:
-    """Parse a command as the shell would give it; raises click's UsageError for one that is refused."""
+    """Parse a command as the shell would give it; raises WrongUsage for one that is refused, KeyError for none."""
     group: Any = APP
+    if words[0].startswith("-"):
+        group.make_context("stratolog", words)
     while getattr(group, "commands", None):
-        name = words.pop(0)
-        if name not in group.commands:
-            raise click.UsageError(f"no such command: {name}")
-        group = group.commands[name]
+        group = group.commands[words.pop(0)]
     group.make_context(group.name, words)
 
 
@@ -89,14 +90,14 @@ def test_a_command_in_a_page_is_one(command: str) -> None:
         words.pop()
     try:
         parse(words)
-    except click.exceptions.Exit as ended:  # --help, --version
+    except typer.Exit as ended:  # --help, --version
         assert ended.exit_code == 0
 
 
 def test_pages_have_commands_and_wrong_ones_are_seen() -> None:
     assert len(told()) > 60
     for wrong in (["sh", "key", "puts", "/a/b/c", "x"], ["up", "--brokers", "many"], ["audit", "--onse"]):
-        with pytest.raises(click.UsageError):
+        with pytest.raises((WrongUsage, KeyError)):
             parse(list(wrong))
 
 
