@@ -26,8 +26,10 @@ PROCESSES: tuple[tuple[str, str, tuple[Family, ...]], ...] = (
     ),
     (
         "The audit",
-        "At the address that `metrics` of its health file names (`stratolog up`: a free port of the loopback; "
-        "`metrics_host` and `metrics_port` of its configuration choose another). `query` is `audit` or `windows`.",
+        (
+            "At the address that `metrics` of its health file names (`stratolog up`: a free port of the loopback; "
+            "`metrics_host` and `metrics_port` of its configuration choose another). `query` is `audit` or `windows`."
+        ),
         audit.FAMILIES,
     ),
 )

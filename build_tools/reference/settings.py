@@ -6,6 +6,7 @@ import ast
 import inspect
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from itertools import pairwise
 from typing import Any
 
 from build_tools.reference.markdown import code, page, plain, prose, table
@@ -16,9 +17,9 @@ from stratolog.configuration.settings import NAMES, PREFIX, Settings
 def meanings(cls: type) -> Mapping[str, str]:
     """Return the docstring of each field of a class, as its source has them."""
     (found,) = ast.parse(inspect.getsource(cls)).body
-    assert isinstance(found, ast.ClassDef)
+    body = found.body if isinstance(found, ast.ClassDef) else []
     said: dict[str, str] = {}
-    for field, text in zip(found.body, found.body[1:], strict=False):
+    for field, text in pairwise(body):
         if (
             isinstance(field, ast.AnnAssign)
             and isinstance(field.target, ast.Name)

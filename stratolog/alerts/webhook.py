@@ -126,7 +126,7 @@ def _told(one: Alert) -> dict[str, Any]:
         # Alertmanager writes the year 1 for an end that has not come.
         "endsAt": _time(one.ended_ms) if one.ended_ms else "0001-01-01T00:00:00Z",
         "generatorURL": "",
-        "fingerprint": xxh3_64_hexdigest("\0".join(one.subject)),
+        "fingerprint": xxh3_64_hexdigest("\0".join(one.subject).encode()),
     }
 
 

@@ -58,7 +58,7 @@ def unknown_words(query: str) -> set[str]:
     return words - used - labels - LANGUAGE if used else {"no metric"}
 
 
-@pytest.mark.parametrize(("where", "query"), queries())
+@pytest.mark.parametrize(("where", "query"), list(queries()))
 def test_every_metric_and_label_of_a_query_exists(where: str, query: str) -> None:
     assert unknown_words(query) == set(), where
 

@@ -39,11 +39,13 @@ Samples = dict[str, dict[tuple[str, ...], float]]
 
 
 def samples_of(text: str) -> Samples:
-    """Return the figures of each metric by the values of its labels."""
+    """Return the figures of each metric by the values of its labels, in the order of the table."""
+    names = {name: labels for name, _, _, labels in FAMILIES}
     found: Samples = {}
     for one in text_string_to_metric_families(text):
         for sample in one.samples:
-            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+            order = names.get(sample.name, tuple(sample.labels))
+            found.setdefault(sample.name, {})[tuple(sample.labels[label] for label in order)] = sample.value
     return found
 
 
@@ -130,12 +132,12 @@ def test_every_metric_has_the_labels_of_the_table() -> None:
     metrics.on_progress("audit", PROGRESS)
     metrics.on_verdicts([EQUAL])
     found = {
-        sample.name: tuple(sample.labels)
+        sample.name: set(sample.labels)
         for one in text_string_to_metric_families(generate_latest(metrics.registry()).decode())
         for sample in one.samples
         if sample.name.startswith("stratolog_")
     }
-    assert found == {name: labels for name, _, _, labels in FAMILIES}
+    assert found == {name: set(labels) for name, _, _, labels in FAMILIES}
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
