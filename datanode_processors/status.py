@@ -148,7 +148,10 @@ _PEER_METRICS: tuple[tuple[str, str, Callable[[StreamCounts], dict[str, int]]], 
 )
 
 FAMILIES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
-    *((f"stratolog_datanode_{name}", kind, text, ("datanode", "partition")) for name, kind, text, _ in _PIPELINE_METRICS),
+    *(
+        (f"stratolog_datanode_{name}", kind, text, ("datanode", "partition"))
+        for name, kind, text, _ in _PIPELINE_METRICS
+    ),
     *((f"stratolog_datanode_{name}", kind, text, ("datanode",)) for name, kind, text, _ in _NODE_METRICS),
     *((f"stratolog_datanode_{name}", "counter", text, ("datanode", "peer")) for name, text, _ in _PEER_METRICS),
 )

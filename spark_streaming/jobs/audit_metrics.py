@@ -149,7 +149,9 @@ class AuditMetrics(Collector):
             yield from ((place, at_ms / 1000) for place, at_ms in newest.items())
         else:
             for replica, one in self._latest.items():
-                yield ((*replica, one.verdict), 1.0) if short == "replica_verdict" else (tuple(replica), float(one.index))
+                yield (
+                    ((*replica, one.verdict), 1.0) if short == "replica_verdict" else (tuple(replica), float(one.index))
+                )
 
     def registry(self) -> CollectorRegistry:
         """Return all metrics of this process: the audit's, and those of the process itself."""

@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "observability"
 BOARDS = sorted((FOLDER / "grafana" / "boards").glob("*.json"))
 RULES = yaml.safe_load((FOLDER / "prometheus" / "rules.yml").read_text())
-JOBS = {one["job_name"] for one in yaml.safe_load((FOLDER / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]}
+JOBS = {
+    one["job_name"] for one in yaml.safe_load((FOLDER / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+}
 
 WORD = re.compile(r"[a-z_][a-z0-9_]*")
 GIVEN = {"le", "job", "instance"}

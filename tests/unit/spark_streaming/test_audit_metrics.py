@@ -191,7 +191,12 @@ def test_a_peer_that_asks_a_byte_at_a_time_is_closed(server: MetricsServer, monk
 
 def test_bytes_that_are_no_request_end_nothing(server: MetricsServer, capfd: pytest.CaptureFixture[str]) -> None:
     host, _, port = server.address.rpartition(":")
-    for odd in (b"\0" * 100_000, b"GET " + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", b"POST /metrics HTTP/1.1\r\n\r\n", b""):
+    for odd in (
+        b"\0" * 100_000,
+        b"GET " + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n",
+        b"POST /metrics HTTP/1.1\r\n\r\n",
+        b"",
+    ):
         with socket.create_connection((host, int(port))) as peer:
             try:
                 peer.sendall(odd)
