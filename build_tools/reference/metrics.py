@@ -66,7 +66,7 @@ def metrics_page() -> str:
     intro = prose(
         "Every process of Stratolog has its figures in Prometheus' text format. Figures are read when somebody asks. A "
         "counter begins at 0 with its process. `observability/` has a configuration of Prometheus, alert rules and "
-        "Grafana boards for them ([how to use them](../compose.md)). This page is made from the code."
+        "Grafana boards for them ([how to use them](../monitoring.md)). This page is made from the code."
     )
     parts: list[list[str]] = []
     for title, where, found in PROCESSES:

@@ -55,7 +55,7 @@ def default_of(field: Any) -> str:
         return "none"
     if isinstance(value, tuple):
         return ", ".join(code(_item(one)) for one in value)
-    return code(f"{value:,}" if type(value) is int else str(value).lower() if isinstance(value, bool) else value)
+    return code(str(value).lower() if isinstance(value, bool) else value)
 
 
 def _item(one: Any) -> str:

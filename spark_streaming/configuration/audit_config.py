@@ -133,8 +133,8 @@ def config_from(values: Mapping[str, Any]) -> AuditConfig:
         value = getattr(config, name)
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a positive integer, not {value!r}")
-    port = config.metrics_port
-    if not isinstance(port, int) or not 0 <= port <= MAX_PORT:
+    port: Any = config.metrics_port
+    if type(port) is not int or not 0 <= port <= MAX_PORT:
         raise ValueError(f"metrics_port must be a port or 0, not {port!r}")
     return config
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -67,7 +67,7 @@ class AuditMetrics(Collector):
         self._progress: dict[str, Mapping[str, Any]] = {}
         self._heard_at: dict[str, float] = {}
         self._active: dict[str, bool] = {}
-        self._sums: Counter[tuple[str, str]] = Counter()
+        self._sums: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._given: Counter[Labels] = Counter()
         self._latest: dict[JudgedReplica, Verdict] = {}
 
@@ -163,7 +163,7 @@ class AuditMetrics(Collector):
         return found
 
 
-_OF_QUERIES = {
+_OF_QUERIES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "batch_id": lambda found: _number(found.get("batchId")),
     "batch_seconds": lambda found: _number((found.get("durationMs") or {}).get("triggerExecution")) / 1000,
     "rows_per_second": lambda found: _number(found.get("processedRowsPerSecond")),

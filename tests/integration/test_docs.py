@@ -84,7 +84,7 @@ def scraped(address: str) -> dict[str, set[str]]:
 
 @pytest.mark.timeout(900)
 def test_the_tutorial_does_what_it_says(reader: Reader) -> None:
-    said = {}
+    said: dict[str, str] = {}
     for number, text in STEPS:
         for block in BLOCK.findall(text):
             said[number] = said.get(number, "") + reader.types(block)
