@@ -1,7 +1,7 @@
 """A webhook that is told of alerts, in the form in which Prometheus' Alertmanager tells it (version 4).
 
-Receivers for that form exist for most chats, pagers and ticket systems. What cannot be delivered is kept and sent again,
-of each alert only its last change. A receiver may see a change twice: it has the fingerprint to know it by.
+Receivers for that form exist for most chats, pagers and ticket systems. What cannot be delivered is kept and sent
+again, of each alert only its last change. A receiver may see a change twice: it has the fingerprint to know it by.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ def command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch the audit's verdicts: tell when a replica diverges or cannot be judged, and when the audit or Kafka is silent.
+    """Watch the audit's verdicts: tell when a replica diverges or cannot be judged, and when the audit or Kafka is
+    silent.
 
     Each alert is printed when it begins and when it ends, and sent to the webhook, again and again until that takes it.
     A new start tells what stands once more. It runs until it is interrupted.
