@@ -48,8 +48,8 @@ class SparkSettings:
     ``jars``: spark-sql-kafka-0-10, spark-token-provider-kafka-0-10, spark-avro (2.13, 4.0.0), kafka-clients 3.9.0,
     commons-pool2. ``shuffle_partitions``: the stateful operator's parallelism; a query keeps the number that it
     started with. ``driver_memory`` in Java's notation. ``driver_host``: name by which the executors of
-    another machine reach this process, which then listens on all addresses. ``empty_batches``: whether a query with timers
-    runs a micro-batch at every trigger, though nothing is new.
+    another machine reach this process, which then listens on all addresses. ``empty_batches``: whether a query with
+    timers runs a micro-batch at every trigger, though nothing is new.
     """
 
     jars: tuple[Path, ...]
