@@ -43,7 +43,7 @@ MAKEFLAGS += --no-print-directory
 # Some images set it: then each of the hundreds of processes that the tests start compiles all that it imports, a second of processor time.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help check-tools install lock lint format typecheck unit integration test suite test-full simulate bench bench-datanode bench-bootstrap bench-audit model mutants linearizability chaos demo audit up down status clean
+.PHONY: help check-tools install lock lint format typecheck unit integration test suite test-full simulate bench bench-datanode bench-bootstrap bench-audit model mutants linearizability chaos demo audit up down status clean reference docs
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -158,7 +158,13 @@ lock: check-tools ## resolve requirements-dev.lock anew (Python 3.11)
 		"$$folder/venv/bin/python" -m pip freeze --all --exclude-editable | grep -v '^pip==' >> "$$folder/lock" && \
 		cp "$$folder/lock" $(LOCK)
 
+reference: install ## write docs/reference from the code: commands, settings, metrics, schemas, topics
+	$(BIN)/python -m build_tools.reference
+
+docs: install ## the site of the documentation, in site/ (SERVE=1: at http://127.0.0.1:8000, following changes)
+	$(BIN)/python -m mkdocs $(if $(filter-out 0,$(SERVE)),serve,build --strict)
+
 clean: ## remove what tools and tests leave behind (not .venv, not the cached jars)
-	rm -rf build dist survivors.diff .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf build dist site survivors.diff .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 	find . -maxdepth 1 -name '*.egg-info' -exec rm -rf {} +

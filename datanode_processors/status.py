@@ -102,30 +102,57 @@ class DatanodeStatus:
         for name, kind, text, value in _PIPELINE_METRICS:
             samples = [({**node, "partition": str(pipeline.partition)}, value(pipeline)) for pipeline in pipelines]
             yield family(f"stratolog_datanode_{name}", kind, text, samples)
-        streams, upkeep = self._streams(), self._pipelines.upkeep
-        for name, kind, text, figure in (
-            ("connections", "gauge", "Connections now.", streams.connections),
-            ("streams", "gauge", "Streams now.", streams.streams),
-            ("streams_opened_total", "counter", "Streams opened.", streams.streams_opened),
-            ("streams_completed_total", "counter", "Streams that ended well.", streams.streams_completed),
-            ("streams_failed_total", "counter", "Streams that failed.", streams.streams_failed),
-            ("streams_reclaimed_total", "counter", "Streams whose client vanished.", streams.streams_reclaimed),
-            ("requests_total", "counter", "Requests answered.", streams.requests),
-            ("packets_total", "counter", "Packets taken.", streams.packets),
-            ("forwarded_requests_total", "counter", "Requests sent on to a leader.", self._pipelines.forwarded),
-            ("fetched_bytes_total", "counter", "Bytes fetched from peers.", self._pipelines.fetched_bytes),
-            ("installing", "gauge", "Pipelines that wait for a checkpoint.", len(self._pipelines.installs.status())),
-            ("checkpoint_bytes_sent_total", "counter", "Bytes of checkpoints sent.", self._transfers.served_bytes),
-            ("copies", "gauge", "Containers of pipelines that the datanode is no member of.", len(upkeep.here())),
-            ("unhealthy_copy_blocks", "gauge", "Blocks of copies that are damaged here.", upkeep.unhealthy_blocks()),
-            ("file_fsyncs_total", "counter", "fsyncs of block files.", self._blocks.fsyncs.files),
-            ("used_bytes", "gauge", "Bytes of all block files.", self._blocks.used_bytes()),
-            ("free_bytes", "gauge", "Bytes that may be written.", self._blocks.free_bytes()),
-        ):
-            yield family(f"stratolog_datanode_{name}", kind, text, [(node, figure)])
-        for name, text, by_peer in (
-            ("bytes_in_total", "Bytes received, by peer.", streams.bytes_in),
-            ("bytes_out_total", "Bytes sent, by peer.", streams.bytes_out),
-        ):
-            samples = [({**node, "peer": peer}, figure) for peer, figure in by_peer.items()]
+        streams = self._streams()
+        for name, kind, text, of_node in _NODE_METRICS:
+            yield family(f"stratolog_datanode_{name}", kind, text, [(node, of_node(self, streams))])
+        for name, text, by_peer in _PEER_METRICS:
+            samples = [({**node, "peer": peer}, figure) for peer, figure in by_peer(streams).items()]
             yield family(f"stratolog_datanode_{name}", "counter", text, samples)
+
+
+_NODE_METRICS: tuple[tuple[str, str, str, Callable[[DatanodeStatus, StreamCounts], float]], ...] = (
+    ("connections", "gauge", "Connections now.", lambda _, s: s.connections),
+    ("streams", "gauge", "Streams now.", lambda _, s: s.streams),
+    ("streams_opened_total", "counter", "Streams opened.", lambda _, s: s.streams_opened),
+    ("streams_completed_total", "counter", "Streams that ended well.", lambda _, s: s.streams_completed),
+    ("streams_failed_total", "counter", "Streams that failed.", lambda _, s: s.streams_failed),
+    ("streams_reclaimed_total", "counter", "Streams whose client vanished.", lambda _, s: s.streams_reclaimed),
+    ("requests_total", "counter", "Requests answered.", lambda _, s: s.requests),
+    ("packets_total", "counter", "Packets taken.", lambda _, s: s.packets),
+    ("forwarded_requests_total", "counter", "Requests sent on to a leader.", lambda d, _: d._pipelines.forwarded),
+    ("fetched_bytes_total", "counter", "Bytes fetched from peers.", lambda d, _: d._pipelines.fetched_bytes),
+    (
+        "installing", "gauge", "Pipelines that wait for a checkpoint.",
+        lambda d, _: len(d._pipelines.installs.status()),
+    ),
+    (
+        "checkpoint_bytes_sent_total", "counter", "Bytes of checkpoints sent.",
+        lambda d, _: d._transfers.served_bytes,
+    ),
+    (
+        "copies", "gauge", "Containers of pipelines that the datanode is no member of.",
+        lambda d, _: len(d._pipelines.upkeep.here()),
+    ),
+    (
+        "unhealthy_copy_blocks", "gauge", "Blocks of copies that are damaged here.",
+        lambda d, _: d._pipelines.upkeep.unhealthy_blocks(),
+    ),
+    ("file_fsyncs_total", "counter", "fsyncs of block files.", lambda d, _: d._blocks.fsyncs.files),
+    ("used_bytes", "gauge", "Bytes of all block files.", lambda d, _: d._blocks.used_bytes()),
+    ("free_bytes", "gauge", "Bytes that may be written.", lambda d, _: d._blocks.free_bytes()),
+)  # fmt: skip
+
+_PEER_METRICS: tuple[tuple[str, str, Callable[[StreamCounts], dict[str, int]]], ...] = (
+    ("bytes_in_total", "Bytes received, by peer.", lambda s: s.bytes_in),
+    ("bytes_out_total", "Bytes sent, by peer.", lambda s: s.bytes_out),
+)
+
+FAMILIES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    *(
+        (f"stratolog_datanode_{name}", kind, text, ("datanode", "partition"))
+        for name, kind, text, _ in _PIPELINE_METRICS
+    ),
+    *((f"stratolog_datanode_{name}", kind, text, ("datanode",)) for name, kind, text, _ in _NODE_METRICS),
+    *((f"stratolog_datanode_{name}", "counter", text, ("datanode", "peer")) for name, text, _ in _PEER_METRICS),
+)
+"""Name, kind, meaning and labels of each metric of a datanode."""

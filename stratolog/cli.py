@@ -26,7 +26,7 @@ COMMANDS = {
     "demo": "demo", "up": "stack", "down": "stack", "status": "stack", "ingest": "ingest", "sh": "sh.group",
     "audit": "audit", "ui": "dashboard.ui", "bench": "bench", "debug": "debug", "admin": "admin.group",
     "backup": "backups.backup", "restore": "backups.restore", "drill": "drill", "node": "node", "datanode": "datanode",
-    "topics": "topics", "jars": "jars",
+    "topics": "topics", "jars": "jars", "alerts": "observing.alerts",
 }  # fmt: skip
 """Module in ``stratolog.commands`` of each command, in the order in which ``--help`` lists them."""
 

@@ -10,7 +10,13 @@ from prometheus_client.core import Metric
 
 from om_processors.config import NodeConfig
 from om_processors.leading.core.backlog import Backlog
-from om_processors.serving.request_metrics import RequestMetrics, latency_family, requests_family
+from om_processors.serving.request_metrics import (
+    LATENCY,
+    REQUESTS,
+    RequestMetrics,
+    latency_family,
+    requests_family,
+)
 from om_processors.serving.views import Json
 from replicated_db.core.applying.replica import Replica
 from replicated_db.shell.bootstrap.bootstrap import installed_of
@@ -56,6 +62,16 @@ _METRICS = (
     ("stratolog_leader_requests_total", "counter", "Requests executed as leader.", lambda _, loop: loop.requests),
     ("stratolog_leader_batches_total", "counter", "Batches made effective as leader.", lambda _, loop: loop.batches),
 )
+_LABELS = ("node", "shard")
+_OVERLOADED = ("stratolog_refused_overloaded_total", "counter", "Requests refused with OVERLOADED.", _LABELS)
+
+FAMILIES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    *((name, kind, text, _LABELS) for name, kind, text, _ in _METRICS),
+    REQUESTS,
+    LATENCY,
+    _OVERLOADED,
+)
+"""Name, kind, meaning and labels of each metric of a node."""
 
 
 class NodeStatus:
@@ -124,7 +140,7 @@ class NodeStatus:
         yield requests_family((self._labels(shard), requests) for shard, requests in self._requests.items())
         yield latency_family((self._labels(shard), requests) for shard, requests in self._requests.items())
         yield family(
-            "stratolog_refused_overloaded_total", "counter", "Requests refused with OVERLOADED.",
+            *_OVERLOADED[:3],
             [(self._labels(shard), self._backlogs[shard].refused) for shard in self._requests],
         )  # fmt: skip
 

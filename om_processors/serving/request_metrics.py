@@ -99,10 +99,21 @@ Labelled = Iterable[tuple[Mapping[str, str], RequestMetrics]]
 """Labels of a shard (``node``, ``shard``), and its counters."""
 
 
+REQUESTS = (
+    "stratolog_requests_total", "counter", "Requests of effective batches by type and result, on the node that led.",
+    ("node", "shard", "type", "result"),
+)  # fmt: skip
+LATENCY = (
+    "stratolog_request_seconds", "histogram", "From a request's first sending until it was effective and applied.",
+    ("node", "shard"),
+)  # fmt: skip
+"""Name, kind, meaning and labels of the two metrics."""
+
+
 def requests_family(shards: Labelled) -> Metric:
     """Return the number of requests by type and result."""
-    text = "Requests of effective batches by type and result, on the node that led."
-    found = CounterMetricFamily("stratolog_requests_total", text, labels=["node", "shard", "type", "result"])
+    name, _, text, names = REQUESTS
+    found = CounterMetricFamily(name, text, labels=names)
     for labels, requests in shards:
         for (kind, status), number in sorted(requests.counts.items()):
             found.add_metric([labels["node"], labels["shard"], kind, status], number)
@@ -111,8 +122,8 @@ def requests_family(shards: Labelled) -> Metric:
 
 def latency_family(shards: Labelled) -> Metric:
     """Return the latencies of requests."""
-    text = "From a request's first sending until it was effective and applied."
-    found = HistogramMetricFamily("stratolog_request_seconds", text, labels=["node", "shard"])
+    name, _, text, names = LATENCY
+    found = HistogramMetricFamily(name, text, labels=names)
     for labels, requests in shards:
         found.add_metric([labels["node"], labels["shard"]], requests.buckets(), requests.total_ms / 1000)
     return found

@@ -15,7 +15,7 @@ from typing import Any
 
 from schemas.topics import OM_STATS, OM_VERDICTS
 from spark_streaming.records.logs import KNOWN_LOGS, AuditedLog
-from spark_streaming.records.session import SparkSettings
+from spark_streaming.records.session import LOOPBACK, SparkSettings
 from spark_streaming.records.sources import RECORDS_PER_TRIGGER, REPORTS_PER_TRIGGER
 from spark_streaming.verdicts.core.shard_state import MatchingLimits
 
@@ -33,6 +33,8 @@ class AuditConfig:
     throughput, for ``stats_topic``. ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been
     trimmed away. ``addresses``: by the name of a log, ``host:port`` of the HTTP servers of its nodes; where a replica
     is ``diverged`` they are asked which keys differ.
+    ``driver_host``: with a ``master`` of another machine, the name of this one. ``metrics_host`` and
+    ``metrics_port``: where the running audit serves its metrics; port 0 is any free one, which the health file names.
     """
 
     bootstrap_servers: str
@@ -49,6 +51,9 @@ class AuditConfig:
     shuffle_partitions: int = 2
     master: str = "local[2]"
     driver_memory: str = "1g"
+    driver_host: str = LOOPBACK
+    metrics_host: str = LOOPBACK
+    metrics_port: int = 0
     require_blocks: bool = False
     windows: bool = True
     window_seconds: int = 10
@@ -98,9 +103,11 @@ class AuditConfig:
             master=self.master,
             shuffle_partitions=self.shuffle_partitions,
             driver_memory=self.driver_memory,
+            driver_host=self.driver_host,
         )
 
 
+MAX_PORT = 65_535
 _PATHS = ("work_dir", "jars_dir")
 _POSITIVE = ("report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_trigger", "reports_per_trigger",
              "shuffle_partitions", "window_seconds", "windows_trigger_ms")  # fmt: skip
@@ -130,6 +137,9 @@ def config_from(values: Mapping[str, Any]) -> AuditConfig:
         value = getattr(config, name)
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a positive integer, not {value!r}")
+    port: Any = config.metrics_port
+    if type(port) is not int or not 0 <= port <= MAX_PORT:
+        raise ValueError(f"metrics_port must be a port or 0, not {port!r}")
     return config
 
 

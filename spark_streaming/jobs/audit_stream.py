@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
@@ -32,7 +32,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from schemas.records.messages import Verdict
 from spark_streaming.configuration.audit_config import AuditConfig, load_config
+from spark_streaming.jobs.audit_metrics import AuditMetrics, listen
 from spark_streaming.jobs.health import JobHealth
+from spark_streaming.jobs.metrics_server import MetricsServer
 from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
 from spark_streaming.naming.key_naming import KeyNaming
 from spark_streaming.naming.replica_rows import ReplicaRows
@@ -79,10 +81,12 @@ class Reporter:
     health: JobHealth
     wake_ups: WakeUps
     too_old: str | None = None
+    metrics: AuditMetrics = field(default_factory=AuditMetrics)
 
     def on_written(self, batch_id: int, verdicts: list[Verdict], barriers: list[LogBarrier]) -> None:
         """Note a micro-batch; raises AuditTooOld, so that Spark does not commit it, if the log cannot be read on."""
         self.health.on_written(batch_id, verdicts)
+        self.metrics.on_verdicts(verdicts)
         if verdicts or barriers:
             self.wake_ups.note(time.monotonic())
         for verdict in verdicts:
@@ -108,9 +112,21 @@ class NamedVerdicts:
 
 
 def run(config: AuditConfig) -> int:
-    """Audit until a signal arrives; return the exit status."""
+    """Audit until a signal arrives, and serve metrics meanwhile; return the exit status."""
+    health, metrics = JobHealth(config.health_file), AuditMetrics()
+    try:
+        server = MetricsServer(config.metrics_host, config.metrics_port, metrics.registry())
+    except OSError as error:
+        return _fail(health, str(error))
+    health.update(metrics=server.address)
+    try:
+        return _run(config, health, metrics)
+    finally:
+        server.close()
+
+
+def _run(config: AuditConfig, health: JobHealth, metrics: AuditMetrics) -> int:
     stop = _Stop()
-    health = JobHealth(config.health_file)
     try:
         if not topic_partitions(config.bootstrap_servers, config.logs[0].topic):
             return _fail(health, f"there is no topic {config.logs[0].topic}")
@@ -121,6 +137,7 @@ def run(config: AuditConfig) -> int:
     # A sink's exception fails its query, and is told then; Py4J would print its stack as well.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     session = build_session(replace(config.spark(), empty_batches=not has_stats))
+    listen(session, metrics)
     stats = Sender(config.bootstrap_servers, config.stats_topic) if has_stats else None
     naming = KeyNaming(ReplicaRows(config.addresses), NamedVerdicts(config, health).send)
     naming.start()
@@ -128,7 +145,7 @@ def run(config: AuditConfig) -> int:
     try:
         while True:
             wakes = WakeUps((config.report_timeout_ms, config.scan_timeout_ms))
-            reporter, gate = Reporter(health, wakes), BatchGate()
+            reporter, gate = Reporter(health, wakes, metrics=metrics), BatchGate()
             queries = _start(session, config, reporter, gate, naming, has_stats=has_stats)
             job = RunningQueries(session, queries, health, gate, wakes, stats)
             failure = job.run(lambda: stop.asked)

@@ -1,7 +1,7 @@
 """The health file: a small JSON object, replaced atomically, with which a job shows its state to its parent.
 
     {"status": "starting" | "running" | "stopped" | "failed", "pid", "updated_at_ms", "batch_id", "error",
-     "offsets": {topic: {partition: next offset}},
+     "metrics": "host:port" of the metrics, "offsets": {topic: {partition: next offset}},
      "verdicts": {"[<log>/]<shard>/<node>/<basis>": main fields of the last Verdict; om.log's have no "<log>/"}}
 
 The status is ``running`` once the first micro-batch is written.

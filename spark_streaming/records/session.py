@@ -35,6 +35,9 @@ compiles its projections anew, and reads Hadoop's configuration again for each r
 LOG_LEVEL = "ERROR"
 """What Spark logs."""
 
+LOOPBACK = "127.0.0.1"
+ANY_ADDRESS = "0.0.0.0"
+
 STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -44,8 +47,9 @@ class SparkSettings:
 
     ``jars``: spark-sql-kafka-0-10, spark-token-provider-kafka-0-10, spark-avro (2.13, 4.0.0), kafka-clients 3.9.0,
     commons-pool2. ``shuffle_partitions``: the stateful operator's parallelism; a query keeps the number that it
-    started with. ``driver_memory`` in Java's notation. ``empty_batches``: whether a query with timers runs a
-    micro-batch at every trigger, though nothing is new.
+    started with. ``driver_memory`` in Java's notation. ``driver_host``: name by which the executors of
+    another machine reach this process, which then listens on all addresses. ``empty_batches``: whether a query with
+    timers runs a micro-batch at every trigger, though nothing is new.
     """
 
     jars: tuple[Path, ...]
@@ -54,6 +58,7 @@ class SparkSettings:
     master: str = "local[2]"
     shuffle_partitions: int = 2
     driver_memory: str = "1g"
+    driver_host: str = LOOPBACK
     empty_batches: bool = True
     log_level: str = LOG_LEVEL
 
@@ -74,7 +79,8 @@ def build_session(settings: SparkSettings) -> SparkSession:
     # PySpark reads the worker's interpreter from the environment only.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    if settings.driver_host == LOOPBACK:
+        os.environ["SPARK_LOCAL_IP"] = LOOPBACK
     builder = SparkSession.builder.master(settings.master).appName(settings.app_name)
     for name, value in _configuration(settings, work_dir, temporary).items():
         builder = builder.config(name, value)
@@ -86,8 +92,8 @@ def build_session(settings: SparkSettings) -> SparkSession:
 def _configuration(settings: SparkSettings, work_dir: Path, temporary: Path) -> dict[str, str]:
     return {
         "spark.jars": ",".join(str(jar.resolve()) for jar in settings.jars),
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": settings.driver_host,
+        "spark.driver.bindAddress": LOOPBACK if settings.driver_host == LOOPBACK else ANY_ADDRESS,
         "spark.driver.memory": settings.driver_memory,
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={temporary} -Dderby.system.home={temporary}",
         "spark.local.dir": str(temporary),

@@ -6,13 +6,17 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from spark_streaming.configuration.audit_config import config_from
+from spark_streaming.configuration.audit_config import AuditConfig, config_from
+from stratolog.cli import COMMANDS, build_app
+from stratolog.commands.common.helps import tidied
 from stratolog.configuration.loading import load_settings
 from stratolog.local.jars import KAFKA_VERSION, SPARK_VERSION
 from stratolog.local.kafka import KafkaCluster, Listener
@@ -20,9 +24,16 @@ from stratolog.local.kafka import KafkaCluster, Listener
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+BROKERS = ("kafka1", "kafka2", "kafka3")
 NODES = ("om1", "om2", "om3")
 DATANODES = ("dn1", "dn2", "dn3")
+SPARK = ("spark-master", "spark-worker")
+CORE = {*BROKERS, "topics", *NODES, *DATANODES, *SPARK, "audit"}
+PROFILES = {"core": CORE, "observability": CORE | {"prometheus", "grafana"}, "ui": CORE | {"ui", "kafka-ui"}}
+SERVERS = "kafka1:19092,kafka2:19092,kafka3:19092"
 SECRET_VOLUME = "cluster-secret"
+AUDIT_VOLUME = "audit-data"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OUR_IMAGE = [name for name, service in SERVICES.items() if "build" in service]
 
 
@@ -30,20 +41,48 @@ def dockerfile() -> str:
     return (ROOT / "Dockerfile").read_text()
 
 
-def test_the_services() -> None:
-    assert set(SERVICES) == {"kafka", "topics", *NODES, *DATANODES, "audit"}
+def test_the_services_and_their_profiles() -> None:
+    """Each profile is whole: what a service waits for is in its profiles too."""
+    found = {profile: {name for name, one in SERVICES.items() if profile in one["profiles"]} for profile in PROFILES}
+    assert found == PROFILES
+    assert set(SERVICES) == set().union(*PROFILES.values())
+    for name, service in SERVICES.items():
+        for target in service.get("depends_on", {}):
+            assert set(service["profiles"]) <= set(SERVICES[target]["profiles"]), f"{name} waits for {target}"
+
+
+def test_without_a_profile_the_core_starts() -> None:
+    assert (ROOT / ".env").read_text().splitlines()[-1] == "COMPOSE_PROFILES=core"
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_service_has_a_health_check_and_an_image(name: str) -> None:
+def test_every_service_has_a_health_check_and_a_pinned_image(name: str) -> None:
     service = SERVICES[name]
     check = service["healthcheck"]
     assert check["test"][0] in {"CMD", "CMD-SHELL"}
     assert {"interval", "timeout", "retries"} <= set(check)
-    assert re.fullmatch(r"[a-z/]+:[0-9.]+", service["image"])
+    assert re.fullmatch(r"[a-z/-]+:v?[0-9]+(\.[0-9]+){2}", service["image"])
 
 
-@pytest.mark.parametrize("name", [name for name in SERVICES if name != "kafka"])
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_is_bounded_and_nobody_is_root(name: str) -> None:
+    service = SERVICES[name]
+    assert re.fullmatch(r"[0-9]+[mg]", service["mem_limit"])
+    assert 0 < service["cpus"] <= 2
+    assert service["pids_limit"] > 0
+    assert {"max-size", "max-file"} == set(service["logging"]["options"])
+    assert re.fullmatch(r"[1-9][0-9]*:[0-9]+", service["user"])
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["cap_drop"] == ["ALL"]
+
+
+def test_our_services_run_as_the_images_user() -> None:
+    (uid,) = re.findall(r"^USER ([0-9:]+)$", dockerfile(), re.MULTILINE)
+    assert {SERVICES[name]["user"] for name in OUR_IMAGE} == {uid}
+    assert f"useradd --uid {uid.partition(':')[0]} " in dockerfile()
+
+
+@pytest.mark.parametrize("name", [name for name in SERVICES if name not in (*BROKERS, "spark-master")])
 def test_every_service_waits_for_health(name: str) -> None:
     waits = SERVICES[name]["depends_on"]
     assert waits
@@ -53,25 +92,16 @@ def test_every_service_waits_for_health(name: str) -> None:
 
 
 def test_the_waits_have_no_circle() -> None:
-    order: list[str] = []
-    while len(order) < len(SERVICES):
-        ready = [
-            name
-            for name, service in SERVICES.items()
-            if name not in order and set(service.get("depends_on", {})) <= set(order)
-        ]
-        assert ready, f"a circle among {set(SERVICES) - set(order)}"
-        order += ready
-    assert order[0] == "kafka"
-    assert order[-1] == "audit"
+    order = list(TopologicalSorter({name: one.get("depends_on", {}) for name, one in SERVICES.items()}).static_order())
+    assert order.index("audit") > max(map(order.index, (*BROKERS, "topics", *NODES, *SPARK)))
 
 
-@pytest.mark.parametrize("name", OUR_IMAGE)
+@pytest.mark.parametrize("name", [name for name in OUR_IMAGE if name not in SPARK])
 def test_the_settings_are_settings(name: str) -> None:
     settings = load_settings(environment=SERVICES[name]["environment"])
     assert [node.name for node in settings.nodes] == list(NODES)
     assert [node.name for node in settings.datanodes] == list(DATANODES)
-    assert settings.bootstrap_servers == "kafka:19092"
+    assert (settings.bootstrap_servers, settings.brokers) == (SERVERS, len(BROKERS))
 
 
 @pytest.mark.parametrize("name", NODES)
@@ -97,9 +127,14 @@ def test_a_datanode_runs_under_its_name_and_is_reached_by_it(name: str) -> None:
 
 def test_every_volume_is_declared_and_used_once() -> None:
     used = [volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])]
-    assert sorted([*(volume for volume in used if volume != SECRET_VOLUME), SECRET_VOLUME]) == sorted(
-        COMPOSE["volumes"]
-    )
+    shared = {SECRET_VOLUME, AUDIT_VOLUME}
+    own = [volume for volume in used if volume not in shared and not volume.startswith("./")]
+    assert sorted([*own, *shared]) == sorted(COMPOSE["volumes"])
+    assert all((ROOT / volume).exists() for volume in used if volume.startswith("./"))
+    assert {name for name in SERVICES if f"{AUDIT_VOLUME}:/data" in SERVICES[name].get("volumes", [])} == {
+        "audit",
+        "spark-worker",
+    }
 
 
 def test_all_members_have_the_secret_that_one_service_makes() -> None:
@@ -116,7 +151,7 @@ def test_all_members_have_the_secret_that_one_service_makes() -> None:
     }
     assert SERVICES["topics"]["command"][0].startswith("stratolog admin make-secret && ")
     assert "topics" in {*SERVICES["om1"]["depends_on"]} & {*SERVICES["dn1"]["depends_on"]}
-    assert re.search(rf"mkdir -p .*{folder} && chown stratolog .*{folder}\n", dockerfile())
+    assert re.search(rf"mkdir -p .*{folder} && chown stratolog: .*{folder}\n", dockerfile())
 
 
 def test_ports_are_the_machines_own_only() -> None:
@@ -125,12 +160,13 @@ def test_ports_are_the_machines_own_only() -> None:
             assert port.startswith("127.0.0.1:")
 
 
-def test_the_broker_is_the_local_one() -> None:
+@pytest.mark.parametrize("name", BROKERS)
+def test_the_brokers_are_the_local_ones(name: str) -> None:
     """Every broker setting that compose gives is the local stack's, addresses and directories apart."""
-    service = SERVICES["kafka"]
+    service, number = SERVICES[name], BROKERS.index(name) + 1
     assert service["image"] == f"apache/kafka:{KAFKA_VERSION}"
-    cluster = KafkaCluster(folder=Path("/x"), jars=Path("/x"), listeners=(Listener(broker=1, controller=2),))
-    local = cluster._properties(1)
+    listeners = tuple(Listener(broker=n, controller=10 + n) for n in range(1, len(BROKERS) + 1))
+    local = KafkaCluster(folder=Path("/x"), jars=Path("/x"), listeners=listeners)._properties(number)
     own = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs", "listener.security.protocol.map",
            "inter.broker.listener.name"}  # fmt: skip
     given = {
@@ -145,11 +181,26 @@ def test_the_broker_is_the_local_one() -> None:
     assert contract <= set(given)
 
 
-def test_the_audits_configuration_is_one() -> None:
-    script = " ".join(SERVICES["audit"]["command"])
-    found = re.search(r"echo '(\{.*?\})'", script)
+@pytest.mark.parametrize("name", BROKERS)
+def test_a_broker_is_reached_by_its_name_and_from_this_machine(name: str) -> None:
+    service, number = SERVICES[name], BROKERS.index(name) + 1
+    port = 9091 + number
+    assert (service["hostname"], service["ports"]) == (name, [f"127.0.0.1:{port}:{port}"])
+    environment = service["environment"]
+    assert environment["KAFKA_ADVERTISED_LISTENERS"] == f"INSIDE://{name}:19092,OUTSIDE://127.0.0.1:{port}"
+    assert f"OUTSIDE://:{port}" in environment["KAFKA_LISTENERS"]
+    assert f"{number}@{name}:29093" in environment["KAFKA_CONTROLLER_QUORUM_VOTERS"]
+    assert f"{name}:19092" in SERVERS
+
+
+def audit_config() -> AuditConfig:
+    found = re.search(r"echo '(\{.*?\})'", " ".join(SERVICES["audit"]["command"]))
     assert found is not None
-    config = config_from(json.loads(found.group(1)))
+    return config_from(json.loads(found.group(1)))
+
+
+def test_the_audits_configuration_is_one() -> None:
+    config = audit_config()
     assert config.jars_dir == Path(f"/var/cache/stratolog/jars/spark-{SPARK_VERSION}")
     assert str(config.health_file) == SERVICES["audit"]["healthcheck"]["test"][-1]
     nodes = SERVICES["audit"]["environment"]["STRATOLOG_NODES"].split(",")
@@ -158,13 +209,48 @@ def test_the_audits_configuration_is_one() -> None:
     assert config.addresses["dn.log"] == {
         name: f"{place.split(':')[0]}:{place.split(':')[2]}" for name, place in datanodes
     }
+    assert (config.bootstrap_servers, config.driver_host) == (SERVERS, SERVICES["audit"]["hostname"])
+    assert config.cluster == SERVICES["audit"]["environment"]["STRATOLOG_CLUSTER"]
+
+
+def test_the_audit_finds_its_master_and_so_does_the_worker() -> None:
+    """The executors write the state of the queries where the driver keeps its checkpoint."""
+    master, worker = (SERVICES[name] for name in SPARK)
+    host, port = (master["command"][master["command"].index(option) + 1] for option in ("--host", "--port"))
+    assert host == master["hostname"]
+    assert audit_config().master == worker["command"][-1] == f"spark://{host}:{port}"
+    assert {one["entrypoint"][0] for one in (master, worker)} == {"/opt/spark/bin/spark-class"}
+    assert 'ln -s "$(python -c ' in dockerfile()
+    assert audit_config().work_dir.is_relative_to("/data")
+
+
+def test_prometheus_asks_every_process_of_ours() -> None:
+    config = yaml.safe_load((ROOT / "observability" / "prometheus" / "prometheus.yml").read_text())
+    asked = {one["job_name"]: one["static_configs"][0]["targets"] for one in config["scrape_configs"]}
+    settings = load_settings(environment=SERVICES["om1"]["environment"])
+    assert asked == {
+        "om": [node.address for node in settings.nodes],
+        "datanode": [f"{node.host}:{node.http_port}" for node in settings.datanodes],
+        "audit": [f"{SERVICES['audit']['hostname']}:{audit_config().metrics_port}"],
+    }
+    assert audit_config().metrics_host == "0.0.0.0"
+
+
+@pytest.mark.skipif("ui" not in COMMANDS, reason="this version has no dashboard")
+def test_the_dashboards_command_is_one() -> None:
+    context = tidied(build_app(["ui"])).commands["ui"].make_context("ui", SERVICES["ui"]["command"][1:])
+    assert context.params
 
 
 def test_the_image_holds_all_packages_and_the_jars_where_they_are_looked_for() -> None:
     text = dockerfile()
     assert f"/var/cache/stratolog/jars/spark-{SPARK_VERSION}" in text
     assert "STRATOLOG_CACHE_DIR=/var/cache/stratolog" in text
-    assert "COPY pyproject.toml README.md LICENSE ./" in text
+    assert "COPY pyproject.toml README.md LICENSE requirements-dev.lock ./" in text
+    # `docs` and `mutation` are for the repository; `dev` too.
+    extras = sorted(set(PROJECT["optional-dependencies"]) - {"dev", "docs", "mutation"})
+    (installed,) = re.findall(r"pip install .* '\.\[(.*)\]'", text)
+    assert sorted(installed.split(",")) == extras
     for package in (
         "build_tools",
         "schemas",
@@ -190,10 +276,15 @@ def test_the_image_does_not_run_among_its_sources() -> None:
 
 @pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
 def test_docker_compose_accepts_it() -> None:
+    """It needs no engine for that. What it read has the profiles, limits and users that the file means."""
+    chosen = [word for profile in PROFILES for word in ("--profile", profile)]
     done = subprocess.run(
-        ["docker-compose", "-f", str(ROOT / "docker-compose.yml"), "config", "-q"],
-        capture_output=True,
-        text=True,
-        check=False,
+        ["docker-compose", *chosen, "config"], capture_output=True, text=True, check=False, cwd=ROOT, timeout=120
     )
     assert done.returncode == 0, done.stderr
+    found = yaml.safe_load(done.stdout)["services"]
+    assert {profile: {name for name, one in found.items() if profile in one["profiles"]} for profile in PROFILES} == (
+        PROFILES
+    )
+    assert all(found[name]["user"] == SERVICES[name]["user"] for name in SERVICES)
+    assert all(one["mem_limit"] and one["healthcheck"]["test"] for one in found.values())

@@ -41,6 +41,12 @@ END_TIMEOUT_S = 5.0
 """How long answers under way may take when the process's own server takes over; then they are cut off."""
 
 MAX_SHOWN_CHARACTERS = 500
+FAMILIES = (
+    ("stratolog_opening_replicas", "gauge", "Replicas that this process is to open.", ("node",)),
+    ("stratolog_opening_replicas_open", "gauge", "Replicas that are open.", ("node",)),
+)
+"""Name, kind, meaning and labels of each metric of a process that opens its replicas."""
+
 OPENING = "OPENING"
 """The process opens its replicas: ask again."""
 
@@ -114,11 +120,8 @@ class OpeningWeb:
 
     def _families(self) -> Iterable[Metric]:
         node = {"node": self._node}
-        for name, text, figure in (
-            ("replicas", "Replicas that this process is to open.", self._replicas),
-            ("replicas_open", "Replicas that are open.", self._opened()),
-        ):
-            yield family(f"stratolog_opening_{name}", "gauge", text, [(node, figure)])
+        for (name, kind, text, _), figure in zip(FAMILIES, (self._replicas, self._opened()), strict=True):
+            yield family(name, kind, text, [(node, figure)])
 
 
 def _listening(host: str, port: int) -> list[socket.socket]:

@@ -11,7 +11,7 @@ import pytest
 from schemas.topics import DN_AUDIT, DN_LOG, OM_VERDICTS
 from spark_streaming.configuration.audit_config import AuditConfig, config_from, load_config
 from spark_streaming.records.logs import KNOWN_LOGS, OBJECT_MANAGER, existing
-from spark_streaming.records.session import SparkSettings, build_session
+from spark_streaming.records.session import SparkSettings, _configuration, build_session
 from tests.support.local.memory_broker import memory_broker
 
 LEAST: dict[str, Any] = {"bootstrap_servers": "here:9092", "work_dir": "/srv/audit"}
@@ -75,6 +75,22 @@ def test_times_and_counts_are_positive_integers(name: str):
     for wrong in (0, -1, 1.5, "1", None):
         with pytest.raises(ValueError, match=f"^{name} must be a positive integer"):
             config_from(LEAST | {name: wrong})
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, 1.5, "9610", None, True])
+def test_the_metrics_have_a_port_or_any(port: Any):
+    assert [config_from(LEAST | {"metrics_port": one}).metrics_port for one in (0, 65_535)] == [0, 65_535]
+    with pytest.raises(ValueError, match=f"^metrics_port must be a port or 0, not {port!r}"):
+        config_from(LEAST | {"metrics_port": port})
+
+
+def test_a_driver_is_on_the_loopback_unless_executors_are_elsewhere(tmp_path: Path):
+    (tmp_path / "a.jar").touch()
+    values = LEAST | {"jars_dir": str(tmp_path)}
+    assert config_from(values).spark().driver_host == "127.0.0.1"
+    elsewhere = config_from(values | {"master": "spark://there:7077", "driver_host": "audit"}).spark()
+    found = _configuration(elsewhere, tmp_path, tmp_path)
+    assert (found["spark.driver.host"], found["spark.driver.bindAddress"]) == ("audit", "0.0.0.0")
 
 
 def test_a_file_is_read(tmp_path: Path):

@@ -214,6 +214,7 @@ class Runs:
         for name, value in {
             "_Stop": lambda: stop, "build_session": lambda _: session, "_start": started, "Sender": lambda *_: sent,
             "leave_trimmed_checkpoints": lambda _: self.trimmed.pop(0), "topic_partitions": lambda *_: self.topics,
+            "listen": lambda *_: None,
         }.items():  # fmt: skip
             monkeypatch.setattr(audit_stream, name, value)
 

@@ -1,0 +1,97 @@
+"""docs/reference/settings.md: the settings, and the configuration of the audit's jobs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from itertools import pairwise
+from typing import Any
+
+from build_tools.reference.markdown import code, page, plain, prose, table
+from spark_streaming.configuration.audit_config import AuditConfig
+from stratolog.configuration.settings import NAMES, PREFIX, Settings
+
+
+def meanings(cls: type) -> Mapping[str, str]:
+    """Return the docstring of each field of a class, as its source has them."""
+    (found,) = ast.parse(inspect.getsource(cls)).body
+    body = found.body if isinstance(found, ast.ClassDef) else []
+    said: dict[str, str] = {}
+    for field, text in pairwise(body):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+        ):
+            said[field.target.id] = inspect.cleandoc(str(text.value.value))
+    return said
+
+
+def allowed(reader: Any) -> str:
+    """Return what a reader of a setting takes, in words."""
+    bounds = inspect.getclosurevars(reader).nonlocals
+    if "lowest" in bounds:
+        return f"{bounds['lowest']:,} to {bounds['highest']:,}"
+    if "allowed" in bounds:
+        return ", ".join(code(one) for one in bounds["allowed"])
+    return {
+        "addresses": "addresses", "boolean": "true, false", "datanodes": "table", "hosts": "names", "name": "name",
+        "names": "names", "nodes": "table", "path": "path", "peers": "addresses", "rack": "path", "racks": "table",
+        "user": "name",
+    }[reader.__name__]  # fmt: skip
+
+
+def default_of(field: Any) -> str:
+    """Return a field's default in words."""
+    if field.default is MISSING:
+        return "the process's user" if field.name == "caller" else "needed"
+    value = field.default
+    if value is None:
+        return "unset"
+    if value in ((), ""):
+        return "none"
+    if isinstance(value, tuple):
+        return ", ".join(code(_item(one)) for one in value)
+    return code(str(value).lower() if isinstance(value, bool) else value)
+
+
+def _item(one: Any) -> str:
+    return f"{one.name}={one.address}" if hasattr(one, "address") else str(getattr(one, "name", one))
+
+
+def settings_page() -> str:
+    """Return the page."""
+    said = meanings(Settings)
+    rows = [
+        (code(one.name), default_of(one), allowed(one.metadata["read"]), plain(said[one.name]))
+        for one in fields(Settings)
+        if one.name in NAMES
+    ]
+    intro = prose(
+        f"A setting stands in `stratolog.toml`, or in a variable of the environment: `{PREFIX}` and its name in "
+        "capitals. The variable wins. The file is the one that `--config` or `STRATOLOG_CONFIG` names, else the one of "
+        "the working directory or of one above it. An unknown name or a wrong value is an error that names it. Times "
+        "are milliseconds. This page is made from the code."
+    )
+    example = [
+        "```toml", 'bootstrap_servers = "10.0.0.1:9092,10.0.0.2:9092"', "shards = 4", "", "[nodes]",
+        'om1 = "10.0.0.11:9871"', 'om2 = "10.0.0.12:9871"', "```", "",
+    ]  # fmt: skip
+    jobs = [(code(one.name), default_of(one)) for one in fields(AuditConfig)]
+    _, _, of_jobs = inspect.cleandoc(AuditConfig.__doc__ or "").partition("\n\n")
+    return page(
+        "Settings",
+        intro,
+        example,
+        table(("setting", "default", "values", "meaning"), rows),
+        ["## The audit's configuration", ""],
+        prose(
+            "The Spark jobs (`python -m spark_streaming.jobs.audit_stream --config FILE`) have a JSON file of their "
+            "own. `stratolog up` writes it to `audit/audit.json` of the data directory."
+        ),
+        prose(plain(of_jobs)),
+        table(("name", "default"), jobs),
+    )

@@ -1,0 +1,232 @@
+"""Metrics of the running audit in Prometheus' text format: what its queries read, and what its verdicts say.
+
+A listener of Spark's keeps the last progress of each query; the sink hands in the verdicts that it has written. Figures
+are put together when somebody asks, as in the other processes (``replicated_db.shell.web.metrics``).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from schemas.records.messages import Verdict
+
+MAX_REPLICAS = 4_096
+"""Latest verdicts that are shown: far more than shards times replicas times bases. The oldest one goes first."""
+
+_QUERY, _SOURCE, _REPLICA = ("query",), ("query", "topic", "partition"), ("log", "shard", "node", "basis")
+
+FAMILIES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    ("stratolog_audit_query_active", "gauge", "1 while the query runs.", _QUERY),
+    ("stratolog_audit_batch_id", "gauge", "Number of the last micro-batch that had news.", _QUERY),
+    ("stratolog_audit_batches_total", "counter", "Micro-batches with news since start.", _QUERY),
+    ("stratolog_audit_rows_total", "counter", "Records and reports read since start.", _QUERY),
+    ("stratolog_audit_batch_seconds", "gauge", "How long the last micro-batch took.", _QUERY),
+    ("stratolog_audit_rows_per_second", "gauge", "Rows that the last micro-batch took in a second.", _QUERY),
+    ("stratolog_audit_state_bytes", "gauge", "Memory of the query's state.", _QUERY),
+    ("stratolog_audit_progress_timestamp_seconds", "gauge", "When the query last said anything.", _QUERY),
+    ("stratolog_audit_offset", "gauge", "Next offset that the query reads.", _SOURCE),
+    ("stratolog_audit_lag_records", "gauge", "Records that the query had not read at its last progress.", _SOURCE),
+    ("stratolog_audit_verdicts_total", "counter", "Verdicts given since start.", ("log", "verdict", "basis")),
+    (
+        "stratolog_audit_replica_verdict", "gauge", "1 at the latest verdict on a replica, as its label says.",
+        (*_REPLICA, "verdict"),
+    ),
+    ("stratolog_audit_replica_index", "gauge", "Managed index of the latest verdict on a replica.", _REPLICA),
+    ("stratolog_audit_verdict_timestamp_seconds", "gauge", "When a partition's latest verdict was decided.", ("log", "shard")),
+)  # fmt: skip
+"""Name, kind, meaning and labels of each metric of the audit."""
+
+Labels = tuple[str, ...]
+
+
+class JudgedReplica(NamedTuple):
+    """What a verdict is about, as it labels the metrics."""
+
+    log: str
+    shard: str
+    node: str
+    basis: str
+
+
+class AuditMetrics(Collector):
+    """The figures of one audit; safe for the threads that report and those that ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._progress: dict[str, Mapping[str, Any]] = {}
+        self._heard_at: dict[str, float] = {}
+        self._active: dict[str, bool] = {}
+        self._sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._given: Counter[Labels] = Counter()
+        self._latest: dict[JudgedReplica, Verdict] = {}
+
+    # -- what the audit tells ------------------------------------------------------------------------------------------
+
+    def on_active(self, query: str, *, active: bool) -> None:
+        """Note that a query has begun or ended."""
+        with self._lock:
+            self._active[query] = active
+            self._heard_at[query] = time.time()
+
+    def on_idle(self, query: str) -> None:
+        """Note that a query lives, and has nothing to read."""
+        with self._lock:
+            self._heard_at[query] = time.time()
+
+    def on_progress(self, query: str, progress: Mapping[str, Any]) -> None:
+        """Note a micro-batch; ``progress`` as in Spark's JSON."""
+        with self._lock:
+            self._progress[query] = progress
+            self._heard_at[query] = time.time()
+            self._sums["batches", query] += 1
+            self._sums["rows", query] += _number(progress.get("numInputRows"))
+
+    def on_verdicts(self, verdicts: Iterable[Verdict]) -> None:
+        """Note verdicts that are written."""
+        with self._lock:
+            for one in verdicts:
+                self._given[one.log, one.verdict, one.basis] += 1
+                replica = JudgedReplica(one.log, str(one.shard), one.node, one.basis)
+                known = self._latest.pop(replica, one)
+                self._latest[replica] = one if one.barrier_offset >= known.barrier_offset else known
+            while len(self._latest) > MAX_REPLICAS:
+                self._latest.pop(next(iter(self._latest)))
+
+    # -- what Prometheus asks ------------------------------------------------------------------------------------------
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: at registration the figures need not exist yet."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the present figures."""
+        with self._lock:
+            samples = {name: list(self._samples(name)) for name, *_ in FAMILIES}
+        for name, kind, text, labels in FAMILIES:
+            made = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+            found: CounterMetricFamily | GaugeMetricFamily = made(name, text, labels=labels)
+            for values, figure in samples[name]:
+                found.add_metric(values, figure)
+            yield found
+
+    def _samples(self, name: str) -> Iterator[tuple[Labels, float]]:
+        short = name.removeprefix("stratolog_audit_")
+        if short in _OF_QUERIES:
+            yield from (((query,), _OF_QUERIES[short](found)) for query, found in self._progress.items())
+        elif short in {"batches_total", "rows_total"}:
+            wanted = short.removesuffix("_total")
+            yield from (((query,), figure) for (what, query), figure in self._sums.items() if what == wanted)
+        elif short == "query_active":
+            yield from (((query,), float(active)) for query, active in self._active.items())
+        elif short == "progress_timestamp_seconds":
+            yield from (((query,), at_s) for query, at_s in self._heard_at.items())
+        elif short in {"offset", "lag_records"}:
+            for query, found in self._progress.items():
+                for topic, partition, offset, lag in places(found):
+                    yield (query, topic, partition), float(offset if short == "offset" else lag)
+        else:
+            yield from self._of_verdicts(short)
+
+    def _of_verdicts(self, short: str) -> Iterator[tuple[Labels, float]]:
+        if short == "verdicts_total":
+            yield from ((labels, float(count)) for labels, count in self._given.items())
+        elif short == "verdict_timestamp_seconds":
+            newest: dict[Labels, int] = {}
+            for one in self._latest.values():
+                place = (one.log, str(one.shard))
+                newest[place] = max(newest.get(place, 0), one.decided_at_ms)
+            yield from ((place, at_ms / 1000) for place, at_ms in newest.items())
+        else:
+            for replica, one in self._latest.items():
+                yield (
+                    ((*replica, one.verdict), 1.0) if short == "replica_verdict" else (tuple(replica), float(one.index))
+                )
+
+    def registry(self) -> CollectorRegistry:
+        """Return all metrics of this process: the audit's, and those of the process itself."""
+        found = CollectorRegistry()
+        found.register(self)
+        ProcessCollector(registry=found)
+        PlatformCollector(registry=found)
+        GCCollector(registry=found)
+        return found
+
+
+_OF_QUERIES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+    "batch_id": lambda found: _number(found.get("batchId")),
+    "batch_seconds": lambda found: _number((found.get("durationMs") or {}).get("triggerExecution")) / 1000,
+    "rows_per_second": lambda found: _number(found.get("processedRowsPerSecond")),
+    "state_bytes": lambda found: sum(_number(one.get("memoryUsedBytes")) for one in found.get("stateOperators") or ()),
+}
+"""Figures that a progress holds, by the metric's name."""
+
+
+def _number(value: Any) -> float:
+    """Return a figure of Spark's, 0 for one that is missing, no number, or not finite (Spark writes "NaN")."""
+    return float(value) if isinstance(value, int | float) and abs(value) < float("inf") else 0.0
+
+
+def places(progress: Mapping[str, Any]) -> Iterator[tuple[str, str, int, int]]:
+    """Yield topic, partition, next offset and lag of each partition that a progress names."""
+    for source in progress.get("sources") or ():
+        reached, newest = (_offsets(source.get(name)) for name in ("endOffset", "latestOffset"))
+        for topic, partitions in reached.items():
+            for partition, offset in partitions.items():
+                yield topic, partition, offset, max(0, newest.get(topic, {}).get(partition, offset) - offset)
+
+
+def _offsets(found: Any) -> dict[str, dict[str, int]]:
+    """Return the offsets of a source, which Spark writes as JSON or as text of JSON; none if it has none yet."""
+    if isinstance(found, str):
+        try:
+            found = json.loads(found)
+        except ValueError:
+            return {}
+    return found if isinstance(found, dict) else {}
+
+
+class ProgressListener(StreamingQueryListener):
+    """Tells the metrics what Spark tells of the queries."""
+
+    def __init__(self, metrics: AuditMetrics) -> None:
+        self._metrics = metrics
+        self._names: dict[str, str] = {}
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Note a query's name: the other events have its run alone."""
+        self._names[str(event.runId)] = event.name or str(event.id)
+        self._metrics.on_active(self._name(event.runId), active=True)
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Note a micro-batch."""
+        progress = json.loads(event.progress.json)
+        self._names[str(event.progress.runId)] = event.progress.name or str(event.progress.id)
+        self._metrics.on_progress(self._name(event.progress.runId), progress)
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Note that a query waits."""
+        self._metrics.on_idle(self._name(event.runId))
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Note a query's end."""
+        self._metrics.on_active(self._name(event.runId), active=False)
+        self._names.pop(str(event.runId), None)
+
+    def _name(self, run: Any) -> str:
+        return self._names.get(str(run), str(run))
+
+
+def listen(session: SparkSession, metrics: AuditMetrics) -> None:
+    """Have Spark tell ``metrics`` of all queries of a session that start from now on."""
+    session.streams.addListener(ProgressListener(metrics))

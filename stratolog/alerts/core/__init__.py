@@ -1,0 +1,1 @@
+"""Which alerts stand, from verdicts and the times of reports. Pure."""

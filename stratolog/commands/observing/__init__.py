@@ -1,0 +1,1 @@
+"""Commands that watch a cluster and tell others: ``stratolog alerts``."""
