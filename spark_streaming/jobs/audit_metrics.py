@@ -50,7 +50,7 @@ FAMILIES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
 Labels = tuple[str, ...]
 
 
-class JudgedReplica(NamedTuple):
+class ReplicaOfLog(NamedTuple):
     """What a verdict is about, as it labels the metrics."""
 
     log: str
@@ -69,7 +69,7 @@ class AuditMetrics(Collector):
         self._active: dict[str, bool] = {}
         self._sums: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._given: Counter[Labels] = Counter()
-        self._latest: dict[JudgedReplica, Verdict] = {}
+        self._latest: dict[ReplicaOfLog, Verdict] = {}
 
     # -- what the audit tells ------------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class AuditMetrics(Collector):
         with self._lock:
             for one in verdicts:
                 self._given[one.log, one.verdict, one.basis] += 1
-                replica = JudgedReplica(one.log, str(one.shard), one.node, one.basis)
+                replica = ReplicaOfLog(one.log, str(one.shard), one.node, one.basis)
                 known = self._latest.pop(replica, one)
                 self._latest[replica] = one if one.barrier_offset >= known.barrier_offset else known
             while len(self._latest) > MAX_REPLICAS:

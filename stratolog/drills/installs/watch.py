@@ -2,8 +2,8 @@
 
 The stages between two renames last as long as a folder's fsync, which may be microseconds. So the node is stopped
 (SIGSTOP) while :meth:`InstallWatch.wait` looks, and runs on for a slice of time, once its install has begun. Before
-that, and while the node only has to come up, it runs. The slices of a stage begin with SLICE_S and grow, since on a busy
-machine a node may not get a processor in so short a time.
+that, and while the node only has to come up, it runs. The slices of a stage begin with SLICE_S and grow, since a busy
+machine may give a node no processor in so short a time.
 """
 
 from __future__ import annotations

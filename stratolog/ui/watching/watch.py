@@ -56,7 +56,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class _Found:
+class _BrokersFound:
     """What the threads have found; guarded by the watch's lock."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class ClusterWatch:
         self._settings_now = settings_now
         self._settings = settings_now()
         self._lock = threading.Lock()
-        self._found = _Found()
+        self._found = _BrokersFound()
         self._looked_at_s = float("-inf")
         self._stop = threading.Event()
         self._events_of: dict[int, LogEvents] = {}
@@ -105,7 +105,7 @@ class ClusterWatch:
             if self._stop.is_set():
                 return
             if not any(thread.is_alive() for thread in self._threads.values()):
-                self._found = _Found()
+                self._found = _BrokersFound()
                 self._events_of = {}
             # One by one: some may have ended just now, and others not yet.
             for name, work in self._works.items():
