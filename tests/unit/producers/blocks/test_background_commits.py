@@ -251,3 +251,14 @@ def test_the_thread_begins_with_the_first_commit_and_ends(make: Make) -> None:
     world.commits.end()
     thread.join(WAIT_S)
     assert not thread.is_alive()
+
+
+def test_the_end_of_a_block_waits_for_no_commit_that_hangs(make: Make) -> None:
+    world = make(2)
+    world.played.go.clear()
+    assert world.commits.begin_due()
+    ending = threading.Thread(target=world.commits.end, daemon=True)
+    ending.start()
+    ending.join(WAIT_S / 3)
+    assert not ending.is_alive()
+    assert world.commits.is_under_way

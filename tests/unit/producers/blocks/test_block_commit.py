@@ -281,3 +281,18 @@ def test_a_watch_that_no_majority_holds_is_not_held(make):
     with pytest.raises(DatanodeError, match=f"no majority of replicas holds {KIB} bytes .* after 200 ms") as caught:
         one.make_durable(KIB, checksums, timeout_ms=200)
     assert caught.value.status == stream_errors.TIMED_OUT
+
+
+@pytest.mark.parametrize(("left_s", "asked_ms"), [(2.0, 2_000), (0.0004, 1), (9.0, 5_000)])
+def test_a_watch_of_all_members_takes_no_longer_than_there_is_time(make, monkeypatch, left_s, asked_ms):
+    world = make(watch_timeout_ms=5_000)
+    world.put(some_bytes(KIB))
+    (block,) = world.key().blocks
+    one = committer(world)
+    one._location = block
+    one._failing |= {"dn12", "dn13"}
+    timeouts = set()
+    heard(world, WatchBlock, lambda _, request: timeouts.add(request.timeout_ms))
+    monkeypatch.setattr(block_commit, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    one.watch(KIB, block.bcs_id, 100.0 + left_s)
+    assert timeouts == {asked_ms}

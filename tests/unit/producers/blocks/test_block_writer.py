@@ -96,3 +96,25 @@ def test_a_writer_that_cannot_ask_blames_the_datanode():
     writer = BlockWriter(location, view_of(OLD), Datanodes(), StreamOptions(), failing=failing)
     writer._recover(ERROR)
     assert failing == {"dn2"}
+
+
+def test_a_primary_that_takes_no_stream_for_now_is_not_asked_again_at_once(monkeypatch):
+    """It may do better further down in the tree; another leads the next attempt."""
+    asked: list[str] = []
+    datanodes = Datanodes()
+
+    def refuse(member: Member) -> None:
+        asked.append(member.datanode)
+        raise DatanodeError(stream_errors.OVERLOADED, "as if", datanode=member.datanode)
+
+    def still(_: object) -> None:
+        if len(asked) == 3:
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(datanodes, "connect", refuse)
+    location = BlockLocation(container_id=1, local_id=1, offset=0, length=4 * CELL_BYTES, pipeline="pipeline-1")
+    writer = BlockWriter(location, view_of(OLD), datanodes, StreamOptions(), still=still)
+    writer.put(memoryview(bytes(2 * CELL_BYTES)), keep=True)
+    with pytest.raises(ZeroDivisionError):
+        writer.push()
+    assert asked[0] != asked[1] != asked[2]
