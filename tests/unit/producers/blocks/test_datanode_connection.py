@@ -155,7 +155,12 @@ def fill(taking):
 def test_a_datanode_that_takes_no_bytes_is_asked_whether_it_lives_and_given_up(talks, probes, alive, times):
     connection, _ = talks(silence_ms=100)
     asked = []
-    connection.is_alive = lambda: asked.append(True) or alive
+
+    def is_alive() -> bool:
+        asked.append(True)
+        return bool(alive)
+
+    connection.is_alive = is_alive
     filling = [bytes(1_000_000)]
     fill(connection._socket)
     with pytest.raises(DatanodeError, match="takes no bytes") as caught:
@@ -166,7 +171,7 @@ def test_a_datanode_that_takes_no_bytes_is_asked_whether_it_lives_and_given_up(t
 
 @pytest.mark.parametrize("sent", range(7))
 def test_what_is_left_of_a_frame_begins_where_the_last_send_ended(sent):
-    parts = [b"abc", b"", memoryview(b"de"), bytearray(b"f")]
+    parts: list[bytes | bytearray | memoryview] = [b"abc", b"", memoryview(b"de"), bytearray(b"f")]
     left = _after(parts, sent)
     assert b"".join(left) == b"abcdef"[sent:]
 

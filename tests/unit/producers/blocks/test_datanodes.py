@@ -100,7 +100,7 @@ def test_another_answer_than_was_asked_for_is_a_bad_frame(datanodes, listens):
 def test_who_lives_is_told_from_who_does_not(members, datanodes):
     asked, world = members
     world.nodes["dn12"].stop()
-    said = []
+    said: list[DatanodeError] = []
     assert datanodes.answers(asked, timeout_ms=5_000, still=said.append) == {"dn11", "dn13"}
     assert [error.datanode for error in said] == ["dn12"]
 

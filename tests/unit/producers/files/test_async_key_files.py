@@ -5,6 +5,7 @@ import io
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -145,7 +146,7 @@ def test_what_is_written_is_there_after_the_block_and_not_if_an_exception_ended_
         with pytest.raises(ZeroDivisionError):
             await fail_reading()
 
-    files = []
+    files: list[Any] = []
     asyncio.run(run())
     assert world.get("/v/b/new") == b"one"
     assert ("v", "b", "none") not in world.cluster.keys
@@ -214,7 +215,8 @@ def test_closing_again_says_how_the_key_ended(world, opens):
 
 
 def test_an_abort_ends_a_write_that_is_under_way(world, opens, monkeypatch):
-    begun, interrupted = threading.Event(), []
+    begun = threading.Event()
+    interrupted: list[Any] = []
 
     async def run():
         file = await opens("wb", "/v/b/new")
