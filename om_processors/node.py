@@ -21,6 +21,8 @@ import faust
 import mode.loop
 
 from om_processors.config import NodeConfig
+from om_processors.doors.direct_door import DirectDoor
+from om_processors.doors.door_lookups import DoorLookups
 from om_processors.execution.late import OMExecutor
 from om_processors.execution.service import OM_FAMILIES, OMService
 from om_processors.fleet.heartbeats import FleetView, LatestAllocation
@@ -68,7 +70,7 @@ from replicated_db.shell.rocks import RocksStore
 from replicated_db.shell.system import SystemClock, SystemIds
 from replicated_db.shell.trimming.trim_pages import TrimPages
 from schemas.codecs.reference import validate_schemas
-from schemas.records.log import Batch, RequestBatch
+from schemas.records.log import Batch, RequestBatch, RequestPosition
 from schemas.sharding import SYSTEM_SHARD
 from schemas.topics import OM_LOG
 
@@ -122,6 +124,9 @@ class OMNode:
         )  # fmt: skip
         self.flusher = Flusher(self.replicas.values(), config.late_flush_interval_ms, fatal)
         self.consistency = Consistency(config, self.replicas, self.loops, fatal)
+        self.door = DirectDoor(
+            config.node, config.cluster, self.replicas, DoorLookups(self.replicas, self.consistency, fatal)
+        )
         self.snapshot_diffs = DiffJobs(
             config.data_dir / "snapshot-diffs", OM_FAMILIES.names, lambda: SystemIds().nonce().hex()
         )
@@ -197,17 +202,23 @@ class OMNode:
             ids=SystemIds(),
             address=config.address,
             outbox=self.outbox,
-            intake=lambda hint: RequestIntake(
-                bootstrap_servers=config.bootstrap_servers, shard=shard, gateway=gateway,
-                outbox=self.outbox, clock=self.clock, hint=hint, log=partial(self.notes.info, shard=shard),
-                backlog=self.backlogs[shard], beat=self.loops[shard].beat,
-                may_take_snapshot=partial(self.snapshot_preparer.may_take, shard),
-            ),
+            intake=partial(self._intake, shard, gateway),
             cluster=config.cluster,
             replicas=config.replicas,
             hint=lambda: replica.request_position,
             on_settled=partial(self._on_settled, shard),
         )  # fmt: skip
+
+    def _intake(self, shard: int, gateway: Gateway, hint: RequestPosition | None) -> RequestIntake:
+        intake = RequestIntake(
+            bootstrap_servers=self.config.bootstrap_servers, shard=shard, gateway=gateway,
+            outbox=self.outbox, clock=self.clock, hint=hint, log=partial(self.notes.info, shard=shard),
+            backlog=self.backlogs[shard], beat=self.loops[shard].beat,
+            may_take_snapshot=partial(self.snapshot_preparer.may_take, shard),
+            on_close=lambda: self.door.closed(shard),
+        )  # fmt: skip
+        self.door.opened(shard, intake)
+        return intake
 
     def _applied(self, replica: Replica, outcome: Offered) -> None:
         """Count the requests of a batch that this node wrote as leader, whichever thread applies it here."""
@@ -239,6 +250,7 @@ class OMNode:
         FleetApi(self.config, self.replicas[SYSTEM_SHARD], self.consistency, self.fleet).attach(app)
         server: Any = app.web
         self.transfer_pages.attach(server.web_app)
+        self.door.attach(server.web_app)
         TrimPages(self.duties.trimming, fatal).attach(server.web_app)
         self.pulse.attach(app)
         server.listening = self.opening.hand_over()
@@ -248,6 +260,7 @@ class OMNode:
 
     async def _hand_over(self, *_: Any, **__: Any) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self.leadership.stop)
+        self.door.close()
         await self.consistency.close()
         self._ending = end_soon(self.close)
 

@@ -64,8 +64,9 @@ class AsyncClient:
 
     def __init__(
         self,
-        bootstrap_servers: str,
+        bootstrap_servers: str = "",
         *,
+        nodes: Sequence[str] = (),
         caller: str | None = None,
         deadline_ms: int = 60_000,
         max_in_flight: int = 10_000,
@@ -85,9 +86,10 @@ class AsyncClient:
             max_linger_ms=max_linger_ms,
             connect_timeout_ms=connect_timeout_ms,
             cluster_secret=cluster_secret,
+            nodes=nodes,
         )
         self.reads = Reads(
-            read_from, deadline_ms=deadline_ms, positions=lambda: self.positions,
+            read_from or nodes, deadline_ms=deadline_ms, positions=lambda: self.positions,
             find=partial(find_nodes, common_settings(bootstrap_servers)),
         )  # fmt: skip
         self._pipeline: RequestEngine | None = None
@@ -104,6 +106,7 @@ class AsyncClient:
         if self._pipeline is None:
             self._loop = asyncio.get_running_loop()
             self._pipeline = await asyncio.to_thread(self._open_pipeline, self._settings)
+            self.reads.follow(lambda: self.positions, self._pipeline.look_up)
 
     @property
     def pipeline(self) -> RequestEngine:

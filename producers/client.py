@@ -51,8 +51,10 @@ CLOSE_TIMEOUT_MS = 30_000
 class Client:
     """A connection to a Stratolog cluster; safe to share between threads.
 
-    ``bootstrap_servers`` are Kafka's. Reads ask the nodes that the brokers know; if ``read_from`` is given, they ask
-    the nodes at its HTTP addresses, in order of preference. ``caller`` is the user on whose behalf requests are made. A
+    ``bootstrap_servers`` are Kafka's: requests go through the brokers. With ``nodes`` (``host:port``) they go straight
+    to the shard's leader, and through the brokers, if any are given, only where no leader is reached. Reads ask
+    ``nodes``, or else the nodes that the brokers know; if ``read_from`` is given, they ask the nodes at its HTTP
+    addresses, in order of preference. ``caller`` is the user on whose behalf requests are made. A
     call ends within ``deadline_ms`` (at most five minutes). ``max_in_flight`` bounds the calls in flight: the next one
     waits. ``max_linger_ms`` bounds how long requests gather under load; with few in flight they never gather.
     ``streams`` are the options of keys that are opened as files. Operators' commands need the cluster's secret,
@@ -74,8 +76,9 @@ class Client:
 
     def __init__(
         self,
-        bootstrap_servers: str,
+        bootstrap_servers: str = "",
         *,
+        nodes: Sequence[str] = (),
         caller: str | None = None,
         deadline_ms: int = 60_000,
         max_in_flight: int = 10_000,
@@ -93,9 +96,12 @@ class Client:
             max_linger_ms=max_linger_ms,
             connect_timeout_ms=connect_timeout_ms,
             cluster_secret=cluster_secret,
+            nodes=nodes,
         )
         options = arguments.optional("streams", streams, StreamOptions)
-        reads = Reads(read_from, deadline_ms=deadline_ms, find=partial(find_nodes, common_settings(bootstrap_servers)))
+        reads = Reads(
+            read_from or nodes, deadline_ms=deadline_ms, find=partial(find_nodes, common_settings(bootstrap_servers))
+        )
         try:
             pipeline = RequestEngine(settings)
         except BaseException:
@@ -117,7 +123,7 @@ class Client:
         """Access to the datanodes, shared by all keys that are opened as files."""
         self.close_timeout_ms = CLOSE_TIMEOUT_MS
         """How long the end of a ``with`` block waits for calls in flight."""
-        reads.follow(pipeline.positions)
+        reads.follow(pipeline.positions, pipeline.look_up)
 
     @property
     def client_id(self) -> bytes:
@@ -451,6 +457,15 @@ class Client:
         >>> client.key_info("vol1", "bucket1", ".snapshot/snap1/a/b.txt").info.size  # doctest: +SKIP
         """
         return self.reads.key_info(volume, bucket, key, consistency=consistency)
+
+    def key_infos(
+        self, volume: str, bucket: str, keys: Sequence[str], *, consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> list[KeyView | None]:
+        """Read many keys of one bucket; as :meth:`producers.reads.reads.Reads.key_infos`.
+
+        >>> client.key_infos("vol1", "bucket1", ["a", "b"])[0].info.size  # doctest: +SKIP
+        """
+        return self.reads.key_infos(volume, bucket, keys, consistency=consistency)
 
     def snapshot_info(
         self, volume: str, bucket: str, snapshot: str, *, consistency: Consistency = DEFAULT_CONSISTENCY

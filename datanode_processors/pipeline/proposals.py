@@ -48,7 +48,7 @@ class Proposals:
         self._outbox = outbox
         self._first = first
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[Proposal] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Proposal | None] = queue.SimpleQueue()
         self._waiting: dict[Answer, int] = {}
         self._waiting_bytes = 0
         self._early: list[tuple[Answer, bytes]] = []
@@ -93,6 +93,10 @@ class Proposals:
     def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
         """Return queued requests."""
         return take_queued(self._queue, limit, wait_s)
+
+    def wake(self) -> None:
+        """End a wait in :meth:`take`."""
+        self._queue.put(None)
 
     def close(self) -> None:
         """Fail the unanswered requests: the claim has ended."""

@@ -1,4 +1,4 @@
-"""The gateway: from a record of ``om.requests`` to a proposal, an immediate refusal, or a rejection. Pure.
+"""The gateway: from the bytes of a request to a proposal, an immediate refusal, or a rejection. Pure.
 
 Nothing that depends on state is decided here: a proposal is answered from its batch. The gateway sorts out only what
 nobody can execute. Bytes that are no request are rejected with the reason, as no caller can be answered. A request over
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from xxhash import xxh3_128_digest
 
 from om_processors.execution.service import refusal_response
+from om_processors.leading.direct_calls import AnswerWay
 from replicated_db.core.leading.leader import Proposal, Reply
 from schemas import result_codes as codes
 from schemas.codecs.codec import Undecodable, UnknownSchema, decode_as
@@ -28,16 +29,17 @@ MAX_REJECTED_BYTES = 65_536
 
 @record
 class Received:
-    """A request in a record of ``om.requests``; ``position`` is set if a reader may resume behind the record once it
-    has read this request.
+    """A request in a record of ``om.requests``, or one of the direct door, which has a ``way`` back and no offset.
 
-    ``proof`` is the record's key (``schemas.privilege``); requests of an envelope have none.
+    ``position`` is set if a reader may resume behind the record once it has read this request. ``proof`` is the
+    record's key (``schemas.privilege``), or came with the direct request; requests of an envelope have none.
     """
 
     offset: int
     value: bytes
     position: RequestPosition | None = None
     proof: bytes | None = None
+    way: AnswerWay | None = None
 
 
 def resume_offset(

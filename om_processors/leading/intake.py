@@ -1,98 +1,153 @@
-"""Reading ``om.requests`` for a leader: from its hint, by ``assign``, with immediate refusals sorted out on the way.
+"""What a leader executes next: the requests of ``om.requests`` and those of the direct door, in one queue.
 
-A record may be an envelope of many requests (``schemas/codecs/envelopes.py``). Requests beyond the limit of one
-``take`` wait for the next, at most MAX_ENVELOPE_MESSAGES for each record read.
+Both doors put requests into the queue, on threads of their own (``request_reader``, ``doors``). The leader's thread
+takes them out, and immediate refusals are sorted out on the way. Answers go back the way the call came.
 
 When more requests wait than the limit allows, the intake refuses the surplus (``backlog``).
-
-The hint (design, section 4) is the request position of the last effective batch. It is trusted only if the record
-before it is the one that the hint names. Otherwise reading resumes ten minutes back, and retry rows absorb the repeats.
 """
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from xxhash import xxh3_128_digest
+from contextlib import suppress
 
 from om_processors.execution.service import refusal_response
-from om_processors.leading.core.backlog import Backlog, RecordSize
+from om_processors.leading.core.backlog import Backlog
 from om_processors.leading.core.preparation import RETRY_AFTER_MS
-from om_processors.leading.gateway import Gateway, Received, resume_offset
+from om_processors.leading.direct_calls import DirectCalls
+from om_processors.leading.gateway import Gateway, Received
 from om_processors.leading.outbox import KafkaOutbox
+from om_processors.leading.request_reader import RequestReader
 from replicated_db.core.leading.leader import Proposal, Reply
-from replicated_db.core.ports import Clock, LogUnavailable
-from replicated_db.shell.kafka.fresh_consumer import FreshConsumer
-from replicated_db.shell.kafka.kafka_log import REQUEST_TIMEOUT_S, consumer_settings
+from replicated_db.core.ports import Clock
 from schemas.codecs.codec import Undecodable
-from schemas.codecs.envelopes import requests_in
 from schemas.records.log import RequestPosition
 from schemas.records.messages import CreateSnapshot, Rejected
 from schemas.result_codes import OVERLOADED, with_retry_after
 from schemas.topics import OM_REQUESTS
 
-RESUME_BACK_MS = 10 * 60 * 1000
-"""How far back reading resumes when the hint cannot be trusted; older requests have expired."""
-
-MAX_OUT_OF_RANGE = 4
-"""Reading resumes further back only after so many brokers, chosen at random, say that the partition does not have the
-position.
-"""
-
 
 class RequestIntake:
-    """Takes proposals of one shard from Kafka."""
+    """Takes proposals of one shard for one claim.
+
+    :meth:`put` and :meth:`wake` are for any thread, the rest for the leader's.
+    """
 
     def __init__(
         self, *, bootstrap_servers: str, shard: int, gateway: Gateway, outbox: KafkaOutbox, clock: Clock,
         hint: RequestPosition | None, log: Callable[[str], None], backlog: Backlog,
         beat: Callable[[float], None] = lambda _: None, may_take_snapshot: Callable[[], bool] = lambda: True,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """Place the consumer.
+        """Begin to read requests; raises LogUnavailable.
 
         ``beat`` is called with how long, in seconds, a question to the brokers may keep the caller's thread.
         ``may_take_snapshot`` is asked at each CreateSnapshot; if it says no, the client is to ask again soon.
+        ``on_close`` is called when nothing more may be put in.
         """
         self._may_take_snapshot = may_take_snapshot
-        self._beat = beat
+        self._on_close = on_close
         self._shard = shard
         self._gateway = gateway
         self._outbox = outbox
         self._clock = clock
-        self._reader = FreshConsumer(consumer_settings(bootstrap_servers))
         self._log = log
-        self._left_over: deque[Received] = deque()
-        self._record_size = RecordSize()
-        self._next_offset = 0
-        self._out_of_range = 0
         self._backlog = backlog
-        self._resume(hint)
+        self._arrived: queue.SimpleQueue[Sequence[Received] | BaseException | None] = queue.SimpleQueue()
+        self._left_over: deque[Received] = deque()
+        self._put, self._taken = 0, 0
+        """Requests that ever came by the direct door, and those of them that were taken from the queue."""
+        self._read_taken = 0
+        """Requests of the topic that were taken and that the reader has not been told of."""
+        self._lock = threading.Lock()
+        self._closed = False
+        self._direct = DirectCalls(shard)
+        self.reader = RequestReader(
+            bootstrap_servers=bootstrap_servers, shard=shard, clock=clock, hint=hint, log=log,
+            arrived=self._arrived.put, unreadable=self._unreadable, failed=self._arrived.put, beat=beat,
+        )  # fmt: skip
+        self.reader.start()
+
+    # -- from any thread -------------------------------------------------------------------------------------------
+
+    def put(self, requests: Sequence[Received]) -> bool:
+        """Queue requests of the direct door, each with its ``way`` back; False if the claim has ended."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._put += len(requests)
+            self._arrived.put(requests)
+        return True
+
+    def wake(self) -> None:
+        """End a wait in :meth:`take`."""
+        self._arrived.put(None)
+
+    # -- the leader's thread ---------------------------------------------------------------------------------------
 
     def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
-        """Return up to ``limit`` proposals; the intake sends refusals and rejections itself."""
+        """Return up to ``limit`` proposals; the intake sends refusals and rejections itself.
+
+        Raises what ended the thread that reads: LogUnavailable.
+        """
         left_over = self._left_over
-        if len(left_over) < limit:
-            self._fetch(limit - len(left_over), 0 if left_over else wait_s)
+        self._gather(limit, 0 if left_over else wait_s)
         if not left_over:
             return ()
         now_ms = self._clock.wall_ms()
         proposals: list[Proposal] = []
         while left_over and len(proposals) < limit:
-            admitted = self._gateway.admit(left_over.popleft(), now_ms)
+            admitted = self._admit(now_ms)
             if isinstance(admitted, Proposal) and self._is_early(admitted):
                 self._outbox.reply([self._later(admitted)])
             elif isinstance(admitted, Proposal):
                 proposals.append(admitted)
             elif isinstance(admitted, Reply):
                 self._outbox.reply([admitted])
-            else:
-                self._reject(admitted)
         self._backlog.on_taken(len(proposals), now_ms)
+        self._tell_reader()
         if surplus := self._backlog.surplus(queued := self._queued()):
             self._refuse(surplus, queued, now_ms)
         return proposals
+
+    def _gather(self, wanted: int, wait_s: float) -> None:
+        """Move what has arrived to the left-over until there are ``wanted`` requests; wait for the first."""
+        with suppress(queue.Empty):
+            if wait_s:
+                self._keep(self._arrived.get(timeout=wait_s))
+            while len(self._left_over) < wanted:
+                self._keep(self._arrived.get_nowait())
+
+    def _keep(self, arrived: Sequence[Received] | BaseException | None) -> None:
+        if isinstance(arrived, BaseException):
+            raise arrived
+        if arrived is not None:
+            self._left_over.extend(arrived)
+
+    def _admit(self, now_ms: int) -> Proposal | Reply | None:
+        """Take the next request; None if it was rejected."""
+        received = self._left_over.popleft()
+        admitted = self._gateway.admit(received, now_ms)
+        way = received.way
+        if way is None:
+            self._read_taken += 1
+            if isinstance(admitted, Rejected):
+                self._reject(admitted)
+                return None
+            return admitted
+        self._taken += 1
+        if isinstance(admitted, Rejected):
+            way.reject(admitted.message)
+            return None
+        self._direct.begin(admitted if isinstance(admitted, Proposal) else admitted.proposal, way)
+        return admitted
+
+    def _tell_reader(self) -> None:
+        taken, self._read_taken = self._read_taken, 0
+        self.reader.took(taken)
 
     def _is_early(self, proposal: Proposal) -> bool:
         """Whether a request asks for a snapshot that would hold up all others (``core/preparation``)."""
@@ -105,128 +160,48 @@ class RequestIntake:
         return Reply(proposal=proposal, response=refusal_response(proposal.body, self._shard, OVERLOADED, message))
 
     def _queued(self) -> int:
-        """Return about how many requests wait.
-
-        The last fetch tells the topic's end, so this costs no call to the broker.
-        """
-        end = self._reader.consumer.get_watermark_offsets(self._where(0), cached=True)[1]
-        return len(self._left_over) + self._record_size.requests_in(max(0, end - self._next_offset))
+        """Return about how many requests wait, at both doors."""
+        return self.reader.ahead + self.reader.unread + self._put - self._taken
 
     def _refuse(self, number: int, queued: int, now_ms: int) -> None:
         """Answer the next requests with OVERLOADED."""
-        if len(self._left_over) < number:
-            self._fetch(number - len(self._left_over), 0)
+        self._gather(number, 0)
         what = f"{queued} requests wait for the leader of shard {self._shard}, more than {self._backlog.max_queued}"
         message = with_retry_after(what, self._backlog.retry_after_ms(queued))
         replies: list[Reply] = []
         while self._left_over and number > 0:
             number -= 1
-            admitted = self._gateway.admit(self._left_over.popleft(), now_ms)
+            admitted = self._admit(now_ms)
             if isinstance(admitted, Proposal):
                 response = refusal_response(admitted.body, self._shard, OVERLOADED, message)
                 replies.append(Reply(proposal=admitted, response=response))
             elif isinstance(admitted, Reply):
                 replies.append(admitted)
-            else:
-                self._reject(admitted)
         self._backlog.refused += len(replies)
+        self._tell_reader()
         self._outbox.reply(replies)
 
-    def _fetch(self, limit: int, wait_s: float) -> None:
-        """Read about ``limit`` requests; an envelope with more leaves some over for the next time."""
-        messages = self._reader.consume(1, wait_s) if wait_s else []
-        if messages or not wait_s:
-            messages += self._reader.consume(self._record_size.records_for(limit) - len(messages), 0)
-        for message in messages:
-            if (error := message.error()) is not None:
-                if self._recover(error):
-                    break
-                continue
-            self._next_offset = (message.offset() or 0) + 1
-            self._out_of_range = 0
-            self._unpack(message.offset() or 0, message.leader_epoch(), message.value() or b"", message.key())
-
-    def _unpack(self, offset: int, leader_epoch: int | None, value: bytes, key: bytes | None) -> None:
-        """Take the requests out of a record.
-
-        Only the last one tells where to resume: a repeat is harmless, a gap is not.
-        """
-        try:
-            requests = requests_in(value)
-        except Undecodable as error:
-            self._reject(self._gateway.reject(Received(offset=offset, value=value), error, self._clock.wall_ms()))
-            return
-        self._record_size.on_record(len(requests))
-        if not requests:
-            return
-        self._left_over.extend(Received(offset=offset, value=request) for request in requests[:-1])
-        position = RequestPosition(
-            offset=offset + 1,
-            leader_epoch=-1 if leader_epoch is None else leader_epoch,
-            hash=xxh3_128_digest(value),
-        )
-        # Requests in an envelope have no proof.
-        proof = key if requests[-1] is value else None
-        self._left_over.append(Received(offset=offset, value=requests[-1], position=position, proof=proof))
+    def _unreadable(self, received: Received, error: Undecodable) -> None:
+        self._reject(self._gateway.reject(received, error, self._clock.wall_ms()))
 
     def _reject(self, rejected: Rejected) -> None:
         self._log(f"rejected offset {rejected.offset} of {OM_REQUESTS}/{self._shard}: {rejected.message}")
         self._outbox.reject(rejected)
 
     def close(self) -> None:
-        """Close the consumer."""
-        self._reader.close()
-
-    def _resume(self, hint: RequestPosition | None) -> None:
-        """Forget what is left over, and place the consumer: at the hint if it can be trusted, else ten minutes back."""
-        self._left_over.clear()
-        try:
-            self._beat(REQUEST_TIMEOUT_S)
-            low, high = self._reader.consumer.get_watermark_offsets(self._where(0), timeout=REQUEST_TIMEOUT_S)
-            offset = resume_offset(hint, low, high, self._value_at, self._ten_minutes_back)
-        except KafkaException as error:
-            raise LogUnavailable(str(error)) from error
-        self._beat(0)
-        if hint is None or offset != hint.offset:
-            self._log(f"resume {OM_REQUESTS}/{self._shard} at {offset} (hint: {hint.offset if hint else 'none'})")
-        self._next_offset = offset
-        self._reader.assign(self._where(offset))
-
-    def _value_at(self, offset: int) -> bytes | None:
-        self._beat(REQUEST_TIMEOUT_S)
-        self._reader.assign(self._where(offset))
-        for message in self._reader.consume(1, REQUEST_TIMEOUT_S):
-            if message.error() is None:
-                return message.value() or b""
-        return None
-
-    def _ten_minutes_back(self) -> int:
-        """Return the first offset of the last ten minutes, negative if no record is that young."""
-        self._beat(REQUEST_TIMEOUT_S)
-        since = self._where(self._clock.wall_ms() - RESUME_BACK_MS)
-        return self._reader.consumer.offsets_for_times([since], timeout=REQUEST_TIMEOUT_S)[0].offset
-
-    def _recover(self, error: KafkaError) -> bool:
-        """Resume after a truncated partition, and return whether the error was that; librdkafka retries after any other
-        error.
-
-        A broker that is cut off from the others knows a shorter partition, so other brokers are asked first.
-        """
-        if error.code() not in (
-            KafkaError.OFFSET_OUT_OF_RANGE,
-            KafkaError._AUTO_OFFSET_RESET,
-            KafkaError._LOG_TRUNCATION,
-        ):
-            return False
-        self._log(f"{OM_REQUESTS}/{self._shard}: {error.str()}")
-        self._out_of_range += 1
-        if self._out_of_range < MAX_OUT_OF_RANGE:
-            self._reader.assign(self._where(self._next_offset))
-            self._reader.renew()
-        else:
-            self._out_of_range = 0
-            self._resume(None)
-        return True
-
-    def _where(self, offset: int) -> TopicPartition:
-        return TopicPartition(OM_REQUESTS, self._shard, offset)
+        """Take no more: every direct call that is left is told that this node does not lead any more."""
+        with self._lock:
+            self._closed = True
+        self._on_close()
+        self.reader.stop()
+        message = f"the leadership of shard {self._shard} ended before an answer"
+        with suppress(queue.Empty):
+            while True:
+                arrived = self._arrived.get_nowait()
+                if arrived is not None and not isinstance(arrived, BaseException):
+                    self._left_over.extend(arrived)
+        now_ms = self._clock.wall_ms()
+        self._left_over = deque(received for received in self._left_over if received.way is not None)
+        while self._left_over:
+            self._admit(now_ms)
+        self._direct.end(message)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from om_processors.leading.direct_calls import DirectCalls
 from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.leading.leader import Reply
 from replicated_db.core.ports import Clock
@@ -29,11 +30,19 @@ class KafkaOutbox(AuditReports):
         super().__init__(bootstrap_servers, OM_AUDIT, clock, log, fatal, observe)
 
     def reply(self, replies: Sequence[Reply]) -> None:
-        """Send responses to the partitions that their clients read."""
+        """Send responses the way their calls came: to the partitions that their clients read, or straight back."""
         by_client: dict[tuple[bytes, int], list[bytes]] = {}
+        direct: dict[DirectCalls, list[Reply]] = {}
         for reply in replies:
             proposal = reply.proposal
-            by_client.setdefault((proposal.client_id, proposal.reply_to), []).append(reply.response)
+            if isinstance(proposal.reply_to, DirectCalls):
+                direct.setdefault(proposal.reply_to, []).append(reply)
+            else:
+                by_client.setdefault((proposal.client_id, proposal.reply_to), []).append(reply.response)
+        for calls, answered in direct.items():
+            calls.answer(answered)
+        if not by_client:
+            return
         for (client_id, partition), responses in by_client.items():
             for value in enveloped_responses(responses):
                 try:

@@ -1,4 +1,4 @@
-"""Reads over HTTP from the nodes, with fail-over and consistency (design, section 5).
+"""Reads from the nodes, over HTTP or by the direct door, with fail-over and consistency (design, section 5).
 
 What belongs here: the addresses, the paths of the nodes' HTTP API, and the way from its JSON to rows. The rules:
 
@@ -8,7 +8,9 @@ What belongs here: the addresses, the paths of the nodes' HTTP API, and the way 
 3. A 4xx is final: RequestFailed with its code.
 4. ``session`` reads carry the positions that the client's own responses carried, and see at least those writes.
 5. ``node_addresses`` decides which nodes are asked, and in which order.
-6. A wait of more than two seconds says what it waits for (``waiting``).
+6. Keys are looked up by the direct door if the client has one (``direct/key_lookups``); what it does not answer is asked
+   over HTTP.
+7. A wait of more than two seconds says what it waits for (``waiting``).
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from urllib.parse import quote
 
 import httpx
 
-from producers.errors import NOT_CONNECTED, NotConnected, RequestFailed, RetryableError, failure
+from producers.direct.key_lookups import MAX_LOOKED_UP, LookUp, rows_of
+from producers.errors import NOT_CONNECTED, NotConnected, NotFound, RequestFailed, RetryableError, failure
 from producers.reads import snapshot_diffs
 from producers.reads.node_addresses import Find, NodeAddresses
 from producers.reads.read_views import (
@@ -42,6 +45,8 @@ from producers.reads.read_words import ROOT, asked, missing
 from producers.reads.snapshot_diffs import OnProgress, SnapshotDiff, SnapshotDiffProgress
 from producers.requests import arguments
 from producers.waiting import SlowWait
+from schemas.codecs.codec import Undecodable, decode_as
+from schemas.records.door import DoorRows
 from schemas.records.rows import BlockLocation, BucketInfo, KeyInfo, SnapshotInfo, VolumeInfo
 from schemas.result_codes import (
     INTERNAL_ERROR,
@@ -49,6 +54,8 @@ from schemas.result_codes import (
     INVALID_REQUEST,
     INVALID_SNAPSHOT_ERROR,
     INVALID_VOLUME_NAME,
+    KEY_NOT_FOUND,
+    OK,
 )
 
 Consistency = Literal["linearizable", "session", "stale"]
@@ -89,11 +96,13 @@ class Reads:
         self._nodes = NodeAddresses(addresses, find)
         self._deadline_ms = deadline_ms
         self._positions = positions
+        self._look_up: LookUp | None = None
         self._http = httpx.Client(timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False)
 
-    def follow(self, positions: Callable[[], Mapping[int, int]]) -> None:
-        """Take the positions of ``session`` reads from ``positions`` from now on."""
+    def follow(self, positions: Callable[[], Mapping[int, int]], look_up: LookUp | None = None) -> None:
+        """Take the positions of ``session`` reads from ``positions`` from now on, and try ``look_up`` before HTTP."""
         self._positions = positions
+        self._look_up = look_up
 
     def close(self) -> None:
         """Close the connections to the nodes."""
@@ -112,7 +121,46 @@ class Reads:
     ) -> KeyView:
         """Read a committed key; ``.snapshot/NAME/KEY`` is the key as it was in the bucket's snapshot NAME."""
         parameters = {"name": arguments.text("key", key)}
-        return _view(KeyInfo, self._checked_get(f"{_bucket_path(volume, bucket)}/key", parameters, consistency))
+        path = f"{_bucket_path(volume, bucket)}/key"
+        arguments.choice("consistency", consistency, CONSISTENCIES)
+        if (found := self._rows(volume, bucket, [key], consistency)) is None:
+            return _view(KeyInfo, self.get(path, parameters, consistency))
+        view = _views(found)[0] if found.status == OK else None
+        if view is None:
+            status = KEY_NOT_FOUND if found.status == OK else found.status
+            thing = missing(status, path, parameters)
+            raise failure(status, found.message if thing is None else f"{thing} does not exist")
+        return view
+
+    def key_infos(
+        self, volume: str, bucket: str, keys: Sequence[str], *, consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> list[KeyView | None]:
+        """Read keys of one bucket, None for each that does not exist; each thousand of them at one moment if the client
+        has ``nodes``, else one by one.
+        """
+        names = [arguments.text("keys", key) for key in arguments.sequence("keys", keys, str, "str")]
+        found: list[KeyView | None] = []
+        for start in range(0, len(names), MAX_LOOKED_UP):
+            some = names[start : start + MAX_LOOKED_UP]
+            rows = self._rows(volume, bucket, some, consistency)
+            if rows is not None and rows.status == OK:
+                found += _views(rows)
+            else:
+                found += [self._info_or_none(volume, bucket, name, consistency) for name in some]
+        return found
+
+    def _info_or_none(self, volume: str, bucket: str, key: str, consistency: Consistency) -> KeyView | None:
+        try:
+            return self.key_info(volume, bucket, key, consistency=consistency)
+        except NotFound as error:
+            if error.status != KEY_NOT_FOUND:
+                raise
+            return None
+
+    def _rows(self, volume: str, bucket: str, keys: Sequence[str], consistency: str) -> DoorRows | None:
+        if self._look_up is None:
+            return None
+        return rows_of(self._look_up, volume, bucket, keys, consistency, REQUEST_TIMEOUT_MS / 1000)
 
     def snapshot_info(
         self, volume: str, bucket: str, snapshot: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
@@ -413,6 +461,16 @@ def _error(answer: httpx.Response) -> tuple[str, str, bool]:
 
 def _view(row: type[Row], value: dict[str, Any]) -> View[Row]:
     return View(info=_row(row, value), usage=value.get("usage") or {}, positions=_positions(value))
+
+
+def _views(found: DoorRows) -> list[KeyView | None]:
+    """Return rows as views; raises RequestFailed for one that cannot be read."""
+    positions = {found.shard: found.index}
+    try:
+        infos = [None if row is None else decode_as(KeyInfo, row) for row in found.rows]
+    except Undecodable as error:
+        raise RequestFailed(INTERNAL_ERROR, f"a node's row cannot be read: {error}") from error
+    return [None if info is None else View(info=info, usage={}, positions=positions) for info in infos]
 
 
 def _positions(value: dict[str, Any]) -> dict[int, int]:

@@ -20,10 +20,13 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+from producers.direct.direct_transport import DirectTransport
+from producers.direct.fallback import FallbackConnection
 from producers.errors import CLIENT_CLOSED, TOO_MANY_IN_FLIGHT, ClientClosed, InvalidArgument, TooManyInFlight
 from producers.requests import arguments
 from producers.requests.caller import default_caller
@@ -43,7 +46,9 @@ from producers.waiting import SlowWait
 from schemas.codecs import codec
 from schemas.codecs.envelopes import responses_in
 from schemas.privilege import ClusterSecret
+from schemas.records.door import DoorRead, DoorRows
 from schemas.records.messages import RequestBody, Response
+from schemas.sharding import shard_of
 from schemas.topics import SILENT_BROKER_MS
 
 logger = logging.getLogger("stratolog.client")
@@ -64,7 +69,11 @@ MIN_LINGER_MS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSettings:
-    """Settings of a client; times in ms. Raises ValueError for a value out of range, naming it."""
+    """Settings of a client; times in ms. Raises ValueError for a value out of range, naming it.
+
+    Requests go straight to the nodes at ``nodes`` (``host:port``), or through the brokers, or through the brokers where
+    no node is reached.
+    """
 
     bootstrap_servers: str
     caller: str
@@ -72,10 +81,11 @@ class RequestSettings:
     max_linger_ms: float = 10.0
     connect_timeout_ms: int = 15_000
     secret: ClusterSecret | None = None
+    nodes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if not self.bootstrap_servers:
+        if not self.bootstrap_servers and not self.nodes:
             raise ValueError("bootstrap_servers must name a broker, as in 127.0.0.1:9092")
         if not 0 <= self.max_linger_ms <= MAX_LINGER_MS:
             raise ValueError(f"max_linger_ms must be in 0..{MAX_LINGER_MS}, not {self.max_linger_ms}")
@@ -92,13 +102,15 @@ def make_settings(
     max_linger_ms: float,
     connect_timeout_ms: int,
     cluster_secret: ClusterSecret | None = None,
+    nodes: Sequence[str] = (),
 ) -> RequestSettings:
     """Return a client's settings; raises TypeError, InvalidArgument.
 
     ``caller`` defaults to the name of the process's user.
     """
-    if not arguments.text("bootstrap_servers", bootstrap_servers).strip(" ,"):
-        raise InvalidArgument("bootstrap_servers", "must name a broker, as in 127.0.0.1:9092")
+    doors = tuple(_door(one) for one in arguments.sequence("nodes", nodes, str, "str"))
+    if not arguments.text("bootstrap_servers", bootstrap_servers).strip(" ,") and not doors:
+        raise InvalidArgument("bootstrap_servers", "must name a broker, as in 127.0.0.1:9092 (or give nodes)")
     return RequestSettings(
         bootstrap_servers=bootstrap_servers,
         caller=default_caller() if caller is None else arguments.text("caller", caller),
@@ -109,7 +121,17 @@ def make_settings(
         max_linger_ms=arguments.measure("max_linger_ms", max_linger_ms, 0, MAX_LINGER_MS),
         connect_timeout_ms=arguments.number("connect_timeout_ms", connect_timeout_ms, 1),
         secret=arguments.optional("cluster_secret", cluster_secret, ClusterSecret),
+        nodes=doors,
     )
+
+
+def _door(address: str) -> str:
+    """Return a node's ``host:port``; a URL with http:// is taken, too."""
+    place = address.removeprefix("http://").rstrip("/")
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise InvalidArgument("nodes", f"must hold addresses of nodes, as in 127.0.0.1:9871, not {address!r}")
+    return place
 
 
 def linger_ms_of(in_flight: int, max_linger_ms: float) -> float:
@@ -125,8 +147,13 @@ def linger_ms_of(in_flight: int, max_linger_ms: float) -> float:
 class RequestConnection(Protocol):
     """The way to the leaders and back: :class:`producers.requests.transport.Transport`, or a twin in memory."""
 
-    shards: int
-    reply_partition: int
+    @property
+    def shards(self) -> int:
+        """The number of shards."""
+
+    @property
+    def reply_partition(self) -> int:
+        """The partition of ``om.responses`` that requests name."""
 
     def send(self, calls: Iterable[Call]) -> None:
         """Send requests, in order; may lose some."""
@@ -136,6 +163,12 @@ class RequestConnection(Protocol):
 
     def serve(self) -> None:
         """Do the connection's regular work."""
+
+    def look_up(self, read: DoorRead, shard: int) -> Future[DoorRows] | None:
+        """Ask a node for rows; None if none is connected that could be asked."""
+
+    def take_lost(self) -> set[int]:
+        """Return the shards whose calls in flight can no more be answered, since this was last asked."""
 
     def renew(self) -> None:
         """Read replies some other way, after a long time without any."""
@@ -158,13 +191,23 @@ def connect_to_kafka(settings: RequestSettings, client_id: bytes) -> RequestConn
     )
 
 
+def connect_to_cluster(settings: RequestSettings, client_id: bytes) -> RequestConnection:
+    """Connect as the settings say: to the nodes, to the brokers, or to both; raises NotConnected."""
+    if not settings.nodes:
+        return connect_to_kafka(settings, client_id)
+    if not settings.bootstrap_servers:
+        return DirectTransport(settings.nodes, client_id, connect_timeout_ms=settings.connect_timeout_ms)
+    kafka = connect_to_kafka(settings, client_id)
+    return FallbackConnection(kafka, DirectTransport(settings.nodes, client_id, connect_timeout_ms=None))
+
+
 class RequestEngine:
     """Submits requests and delivers their outcomes. The constructor connects and starts the poller.
 
     Raises NotConnected if no broker answers in ``settings.connect_timeout_ms``.
     """
 
-    def __init__(self, settings: RequestSettings, *, connect: Connect = connect_to_kafka) -> None:
+    def __init__(self, settings: RequestSettings, *, connect: Connect = connect_to_cluster) -> None:
         self.client_id = os.urandom(CLIENT_ID_BYTES)
         self._settings = settings
         policy = settings.policy
@@ -204,6 +247,13 @@ class RequestEngine:
         """Return the highest index that an answer carried, by shard."""
         with self._lock:
             return dict(self._calls.positions)
+
+    def look_up(self, volume: str, bucket: str, keys: Sequence[str], consistency: str) -> Future[DoorRows] | None:
+        """Ask a node straight for keys of one bucket; None if no node is connected."""
+        shard = shard_of(volume, self.shards)
+        index = self.positions().get(shard, 0) if consistency == "session" else 0
+        read = DoorRead(consistency=consistency, index=index, volume=volume, bucket=bucket, keys=list(keys))
+        return self._transport.look_up(read, shard)
 
     def submit(self, body: RequestBody, done: Done) -> None:
         """Send a request; ``done`` is called with its outcome on the poller, so it must be quick and must not block.
@@ -311,6 +361,10 @@ class RequestEngine:
             self._transport.renew()
         if values:
             self._take(values, now_ms)
+        if lost := self._transport.take_lost():
+            with self._lock:
+                self._calls.hasten(lost, now_ms=now_ms)
+            self._next_step_ms = now_ms
         if now_ms >= self._next_step_ms:
             self._next_step_ms = now_ms + STEP_MS
             self._transport.serve()

@@ -23,6 +23,7 @@ from producers.requests.core.calls import Call
 from producers.requests.listeners import check_listening
 from producers.waiting import WORD_EACH_MS, SlowWait
 from schemas.codecs.envelopes import enveloped_requests
+from schemas.records.door import DoorRead
 from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, OM_RESPONSES, SILENT_BROKER_MS
 
 logger = logging.getLogger("stratolog.client")
@@ -169,6 +170,13 @@ class Transport:
             self._consumer.close()
         self._consumer = Consumer(_consumer_settings(self._bootstrap_servers, self._client_id))
         self._consumer.assign([TopicPartition(OM_RESPONSES, self.reply_partition, self._next_reply)])
+
+    def look_up(self, read: DoorRead, shard: int) -> None:
+        """Return nothing: brokers have no rows."""
+
+    def take_lost(self) -> set[int]:
+        """Return nothing: the topic keeps requests for whichever node leads next."""
+        return set()
 
     def serve(self) -> None:
         """Take failed deliveries off the producer's queue of events; must be called regularly."""

@@ -64,7 +64,7 @@ class _Submissions:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._pending: dict[bytes, _Submission] = {}
-        self._queue: queue.SimpleQueue[Proposal] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Proposal | None] = queue.SimpleQueue()
         self._closed = False
 
     def add(self, operations: Sequence[Operation]) -> Future[int]:
@@ -98,6 +98,10 @@ class _Submissions:
     def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
         """Return queued submissions."""
         return take_queued(self._queue, limit, wait_s)
+
+    def wake(self) -> None:
+        """End a wait in :meth:`take`."""
+        self._queue.put(None)
 
     def close(self) -> None:
         """Do nothing at the end of a claim: pending submissions stay pending."""

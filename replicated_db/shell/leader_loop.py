@@ -50,17 +50,26 @@ class Intake(Protocol):
     def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
         """Return up to ``limit`` proposals; wait at most ``wait_s`` seconds for the first."""
 
+    def wake(self) -> None:
+        """End a wait in ``take``; for any thread."""
+
     def close(self) -> None:
         """Release what the intake has opened."""
 
 
-def take_queued(waiting: queue.SimpleQueue[Proposal], limit: int, wait_s: float) -> list[Proposal]:
-    """Do what ``Intake.take`` does, with a queue: wait at most ``wait_s`` seconds for the first proposal."""
+def take_queued(waiting: queue.SimpleQueue[Proposal | None], limit: int, wait_s: float) -> list[Proposal]:
+    """Do what ``Intake.take`` does, with a queue: wait at most ``wait_s`` seconds for the first proposal.
+
+    None in the queue ends the wait.
+    """
     taken: list[Proposal] = []
     with suppress(queue.Empty):
-        taken.append(waiting.get(timeout=wait_s) if wait_s else waiting.get_nowait())
+        first = waiting.get(timeout=wait_s) if wait_s else waiting.get_nowait()
+        if first is not None:
+            taken.append(first)
         while len(taken) < limit:
-            taken.append(waiting.get_nowait())
+            if (more := waiting.get_nowait()) is not None:
+                taken.append(more)
     return taken
 
 
@@ -100,7 +109,8 @@ class LeaderLoop:
             replica, log, service, limits, clock=clock, ids=ids, address=address,
             on_turn=self._on_turn, on_offered=self._publish,
         )  # fmt: skip
-        self._read_indexes = ReadIndexes(replica.identity.shard)
+        self._read_indexes = ReadIndexes(replica.identity.shard, self._wake)
+        self._taking: Intake | None = None
         self._one_at_a_time = Lock()
         self._on_settled = on_settled
         self._nonce = b""
@@ -126,6 +136,10 @@ class LeaderLoop:
     def read_index(self) -> Future[ReadIndex]:
         """Ask for a read index. Many askers share one Tick. The future fails with NotLeading."""
         return self._read_indexes.ask()
+
+    def _wake(self) -> None:
+        if (intake := self._taking) is not None:
+            intake.wake()
 
     def leaves_to_leader(self, value: bytes) -> bool:
         """Whether this node's follower should leave a record to this loop, because the claim that leads here wrote it.
@@ -182,7 +196,7 @@ class LeaderLoop:
             return "another candidate was faster"
         self._held = ()
         self.beat(ANSWER_WAIT_S)
-        intake = self._intake(self._hint())
+        intake = self._taking = self._intake(self._hint())
         try:
             self._nonce = leader.nonce
             self._read_indexes.open()
@@ -195,6 +209,7 @@ class LeaderLoop:
             raise
         finally:
             self._resign()
+            self._taking = None
             intake.close()
         return "stopped"
 

@@ -7,6 +7,7 @@ Many askers share one record: the batch that is sealed next, or a Tick.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock
@@ -42,8 +43,10 @@ class _Asked(NamedTuple):
 class ReadIndexes:
     """Askers of one shard. Call :meth:`ask` on any thread, the other methods on the shard's."""
 
-    def __init__(self, shard: int) -> None:
+    def __init__(self, shard: int, on_first: Callable[[], None] = lambda: None) -> None:
+        """``on_first`` is called, on the asker's thread, when somebody asks and nobody else does."""
         self._shard = shard
+        self._on_first = on_first
         self._lock = Lock()
         self._open = False
         self._asking: deque[Future[ReadIndex]] = deque()
@@ -57,8 +60,11 @@ class ReadIndexes:
         with self._lock:
             if not self._open or len(self._asking) >= MAX_WAITING_TICKS:
                 future.set_exception(NotLeading(f"shard {self._shard} is not led here"))
-            else:
-                self._asking.append(future)
+                return future
+            self._asking.append(future)
+            is_first = len(self._asking) == 1
+        if is_first:
+            self._on_first()
         return future
 
     @property

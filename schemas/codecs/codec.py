@@ -28,7 +28,7 @@ from schemas.codecs.converters import record_decoder
 from schemas.codecs.decompiler import Decoder
 from schemas.codecs.registry import FINGERPRINT_BYTES, MARKER, registry
 from schemas.features import LATEST, version_at
-from schemas.records import datanode, log, messages, rows
+from schemas.records import datanode, door, log, messages, rows
 
 try:
     from schemas.native import compile_decoder, compile_encoder
@@ -51,6 +51,7 @@ TOP_LEVEL: tuple[type, ...] = (
     datanode.ClosePipeline, datanode.CloseContainer, datanode.FetchContainer, datanode.ListContainer,
     datanode.ContainerBlocks, datanode.Forwarded, datanode.Accepted, datanode.StreamError, datanode.Heartbeat,
     datanode.BlockReport, datanode.BlockRow, datanode.PipelineRow, datanode.ContainerRow,
+    door.DoorLeaders, door.DoorRead, door.DoorRows,
 )  # fmt: skip
 
 
@@ -72,7 +73,7 @@ class UnknownSchema(Undecodable):
 
 def _classes() -> dict[str, type]:
     """Return every record class by name, nested ones included."""
-    modules = (log, messages, rows, datanode)
+    modules = (log, messages, rows, datanode, door)
     return {name: cls for module in modules for name, cls in vars(module).items() if isinstance(cls, type)}
 
 

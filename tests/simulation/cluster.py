@@ -6,6 +6,7 @@ readers. It ends by a crash (what was written stays, except an unsynced tail), o
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from om_processors.execution.late import OMExecutor
 from om_processors.execution.service import OM_FAMILIES, OMService
 from om_processors.fleet.snapshot_cleanup import SnapshotCheckpoints
 from om_processors.follower import OMFollower
-from om_processors.leading.gateway import Gateway, resume_offset
-from om_processors.leading.intake import RESUME_BACK_MS
+from om_processors.leading.direct_calls import DirectCalls
+from om_processors.leading.gateway import Gateway, Received, resume_offset
+from om_processors.leading.request_reader import RESUME_BACK_MS
 from om_processors.namespace import ids as object_ids
 from om_processors.namespace.context import Allocation, Contexts
 from om_processors.namespace.snapshots import CHECKPOINT_PREFIX
@@ -111,14 +113,17 @@ class Clock:
 
 
 class Intake:
-    """Twin of ``RequestIntake``: the same resuming, the same gateway, over the simulated partition."""
+    """Twin of ``RequestIntake``: the same resuming, the same gateway, over the simulated partition; and the direct door's queue."""
 
     def __init__(self, node: Node, hint: RequestPosition | None) -> None:
         self.node = node
         self.requests = node.requests
+        self.direct: deque[bytes] = deque()
+        self.calls = DirectCalls(0)
         self.offset = 0
         self.epoch = 0
         self.resume(hint)
+        node.intake = self
 
     def resume(self, hint: RequestPosition | None) -> None:
         requests = self.requests
@@ -137,24 +142,52 @@ class Intake:
 
     def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
         requests = self.requests
-        self.node.scheduler.wait(lambda: requests.end > self.offset, wait_s * 1000)
+        self.node.scheduler.wait(lambda: requests.end > self.offset or bool(self.direct), wait_s * 1000)
         if not requests.first <= self.offset <= requests.end:
             self.node.seen["requests truncated under a leader"] += 1
             self.resume(None)
         taken: list[Proposal] = []
         while len(taken) < limit and (received := requests.at(self.offset)) is not None:
             self.offset += 1
-            admitted = self.node.gateway.admit(received, self.node.clock.wall_ms())
-            if isinstance(admitted, Proposal):
-                taken.append(admitted)
-            elif isinstance(admitted, Reply):
-                self.node.watch.refused_at_once(self.node, admitted)
-            else:
-                self.node.seen["rejected"] += 1
+            self._admit(received, taken)
+        while len(taken) < limit and self.direct:
+            self._admit(Received(offset=-1, value=self.direct.popleft(), way=Knocker(self.node)), taken)
         return taken
 
+    def _admit(self, received: Received, taken: list[Proposal]) -> None:
+        admitted = self.node.gateway.admit(received, self.node.clock.wall_ms())
+        if isinstance(admitted, Proposal):
+            if received.way is not None:
+                self.calls.begin(admitted, received.way)
+                self.node.seen["taken by the direct door"] += 1
+            taken.append(admitted)
+        elif isinstance(admitted, Reply):
+            self.node.watch.refused_at_once(self.node, admitted)
+        else:
+            self.node.seen["rejected"] += 1
+
+    def wake(self) -> None:
+        """The scheduler looks by itself at what is waited for."""
+
     def close(self) -> None:
-        """Nothing was opened."""
+        self.node.intake = None
+        for value in self.direct:
+            self._admit(Received(offset=-1, value=value, way=Knocker(self.node)), [])
+        self.calls.end("the leadership ended")
+
+
+@dataclass(frozen=True, slots=True)
+class Knocker:
+    """The way back of the direct door: what it carries besides answers of the log is a refusal for want of leadership."""
+
+    node: Node
+
+    def answer(self, shard: int, responses: Sequence[bytes]) -> None:
+        for response in responses:
+            self.node.watch.answered_directly(self.node, response)
+
+    def reject(self, message: str) -> None:
+        self.node.seen["rejected"] += 1
 
 
 class Watch:
@@ -163,6 +196,8 @@ class Watch:
     def replied(self, node: Node, replies: Sequence[Reply]) -> None: ...
 
     def refused_at_once(self, node: Node, reply: Reply) -> None: ...
+
+    def answered_directly(self, node: Node, response: bytes) -> None: ...
 
     def published(self, node: Node, outcome: Offered) -> None: ...
 
@@ -177,6 +212,9 @@ class Outbox:
 
     def reply(self, replies: Sequence[Reply]) -> None:
         self.node.watch.replied(self.node, replies)
+        for reply in replies:
+            if isinstance(calls := reply.proposal.reply_to, DirectCalls):
+                calls.answer([reply])
 
     def publish(self, replica: Replica, outcome: Offered) -> None:
         self.node.watch.published(self.node, outcome)
@@ -210,6 +248,8 @@ class Node:
         self.loop: LeaderLoop
         self.follower: OMFollower
         self.cleanup: SnapshotCheckpoints
+        self.intake: Intake | None = None
+        """The intake of a node that leads, or takes itself for the leader."""
         self.running = True
         """Whether the scheduler may run it: neither paused nor down."""
         self.up = False
@@ -271,7 +311,7 @@ class Node:
             self.scheduler.kill(task)
         self.tasks.clear()
         self.up = self.ready = self.running = False
-        self.leading = None
+        self.leading = self.intake = None
         self.store.crash = ""
         self.store.lose_tail(lost_writes)
 

@@ -53,7 +53,7 @@ from schemas.records.messages import (
 from tests.simulation.clients import BUCKETS, FIRST_CALLS, KEYS, SNAPSHOTS, VOLUME
 from tests.simulation.cluster import CLUSTER, NAMES, UNSYNCED_WRITES, Node
 from tests.simulation.truth import HIGHEST_LEVEL
-from tests.simulation.world import Action, World
+from tests.simulation.world import Action, Door, World
 from tests.support.replicated.kit import prune
 
 STEPS = 350
@@ -87,6 +87,9 @@ FAULTS = {
 TRIMS = 8
 """How often a base is logged, and as often the log is trimmed, in a seed that has trimming at all: half of the seeds."""
 
+DOOR_CHANGES = 12
+"""How often the clients change doors, in a seed in which they do."""
+
 CALM = [
     *[(name, node) for name in ("connect", "wake", "restart") for node in range(3)],
     ("rebalance", 0), ("go_on", 15), ("go_on", 31), ("deliver", 3), ("go_on", 15), ("log_base", 0), ("go_on", 15),
@@ -109,7 +112,16 @@ def actions_of(seed: int, steps: int = STEPS) -> list[Action]:
     prelude = [("begin_at_level", level)] if level < HIGHEST_LEVEL else []
     prelude += [("assign", 0), *[("go_on", 15)] * 3, ("deliver", 0), *[("go_on", 15)] * 2]
     prelude += [("call", 0), ("call", 0), ("go_on", 15), ("deliver", 7), ("go_on", 15)]
-    return prelude + with_trims(seed, [(name, rng.getrandbits(24)) for name in names])
+    return prelude + with_doors(seed, with_trims(seed, [(name, rng.getrandbits(24)) for name in names]))
+
+
+def with_doors(seed: int, actions: list[Action]) -> list[Action]:
+    """Let the clients of two seeds of three change doors now and then; drawn apart, as trimming is."""
+    rng = random.Random(f"doors {seed}")
+    if rng.random() < 2 / 3:
+        for _ in range(DOOR_CHANGES):
+            actions.insert(rng.randrange(len(actions)), ("use_door", rng.getrandbits(24)))
+    return actions
 
 
 def with_trims(seed: int, actions: list[Action]) -> list[Action]:
@@ -130,6 +142,9 @@ class Faults:
         self.world = world
 
     # -- ordinary steps ----------------------------------------------------------------------------------------------
+
+    def use_door(self, number: int) -> None:
+        self.world.door = (Door.DIRECT, Door.DIRECT, Door.BOTH, Door.KAFKA)[number % 4]
 
     def go_on(self, number: int) -> None:
         self.world.run(number, 1 + number % 16)

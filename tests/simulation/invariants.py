@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from om_processors.leading.direct_calls import DirectCalls
 from om_processors.namespace.snapshots import is_checkpoint_of_snapshot
 from replicated_db.core.applying.counted import MAX_COUNTED
 from replicated_db.core.applying.replica import Offered
@@ -30,7 +31,7 @@ from replicated_db.core.tables.column_families import RETRY_EXPIRY
 from schemas.codecs.codec import decode
 from schemas.column_families import SNAPSHOT_TABLE
 from schemas.records.log import Batch
-from schemas.result_codes import PREPARED, REQUEST_TOO_LARGE
+from schemas.result_codes import NOT_LEADER, PREPARED, REQUEST_TOO_LARGE
 from tests.simulation.cluster import LIMITS, Node, Watch
 from tests.simulation.truth import Moment, Truth, Violation
 
@@ -50,7 +51,9 @@ class Question:
 class Invariants(Watch):
     """Listens to all nodes."""
 
-    def __init__(self, truth: Callable[[], Truth], deliver: Callable[[Reply], None], hear: Callable[..., None]) -> None:
+    def __init__(
+        self, truth: Callable[[], Truth], deliver: Callable[[bytes, bytes], None], hear: Callable[..., None]
+    ) -> None:
         self._truth = truth
         self._deliver = deliver
         self._hear = hear
@@ -98,7 +101,8 @@ class Invariants(Watch):
     def replied(self, node: Node, replies: Sequence[Reply]) -> None:
         for reply in replies:
             self._check_answer(node, reply)
-            self._deliver(reply)
+            if not isinstance(reply.proposal.reply_to, DirectCalls):
+                self._deliver(reply.proposal.client_id, reply.response)
 
     def _check_answer(self, node: Node, reply: Reply) -> None:
         proposal = reply.proposal
@@ -133,6 +137,13 @@ class Invariants(Watch):
             raise Violation(f"a command is refused because the shard is prepared: {reply.proposal.body}")
         self.truth.seen["refused while prepared"] += 1
         return True
+
+    def answered_directly(self, node: Node, response: bytes) -> None:
+        """By the direct door goes what was checked just before, or a refusal because the leadership has ended."""
+        decoded = decode(response)
+        if decoded.status == NOT_LEADER:
+            self.truth.seen["told that the leadership ended"] += 1
+        self._deliver(decoded.client_id, response)
 
     def refused_at_once(self, node: Node, reply: Reply) -> None:
         if decode(reply.response).status != REQUEST_TOO_LARGE:

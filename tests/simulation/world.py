@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from enum import Enum
 from typing import Any
 
 from xxhash import xxh3_128_digest
 
+from om_processors.execution.service import refusal_response
 from replicated_db.core.applying.replica import Offered
-from replicated_db.core.leading.leader import Reply
 from replicated_db.core.ports import Entry
 from replicated_db.core.tables.memory import SequenceIds
 from schemas.codecs.codec import decode_as
 from schemas.column_families import KEY_TABLE
 from schemas.records.messages import CancelPrepare, Request, RequestBody
+from schemas.result_codes import NOT_LEADER
 from tests.simulation.broker import Appender, LogPartition, LogView, RequestPartition
 from tests.simulation.clients import BUCKETS, KEYS, VOLUME, Client
 from tests.simulation.cluster import LIMITS, NAMES, PIPELINES, START_MS, Node
@@ -33,6 +35,14 @@ HEAL_ROUNDS = 150
 MAX_PAST_REQUESTS = 200
 
 Action = tuple[str, int]
+
+
+class Door(Enum):
+    """The way that requests take."""
+
+    KAFKA = "om.requests"
+    DIRECT = "straight to the leader"
+    BOTH = "both, each request twice"
 
 
 class World:
@@ -63,6 +73,7 @@ class World:
         self.responses: list[tuple[bytes, bytes]] = []
         self.past_requests: list[bytes] = []
         self.lose_next_request = False
+        self.door = Door.KAFKA
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -92,8 +103,8 @@ class World:
             self.tell(f"lands at {entry.offset}: {describe(entry.value)}")
         self.truth.read(entry)
 
-    def _reply(self, reply: Reply) -> None:
-        self.responses.append((reply.proposal.client_id, reply.response))
+    def _reply(self, client_id: bytes, response: bytes) -> None:
+        self.responses.append((client_id, response))
 
     def _hear(self, sender: Node, outcome: Offered) -> None:
         if outcome.evidence is None and outcome.digests is None:
@@ -102,8 +113,24 @@ class World:
             node.hear(sender.name, sender.replica, outcome)
 
     def send(self, value: bytes) -> None:
-        """A request reaches ``om.requests``."""
-        self.requests.append(value)
+        """A request reaches ``om.requests``, or a node's direct door, or both."""
+        if self.door is not Door.DIRECT:
+            self.requests.append(value)
+        if self.door is not Door.KAFKA:
+            self.knock(value)
+
+    def knock(self, value: bytes) -> None:
+        """A request reaches a node that takes itself for the leader; without one it is refused, or lost with its connection."""
+        leaders = [node for node in self.nodes.values() if node.intake is not None]
+        if leaders:
+            intake = leaders[len(value) % len(leaders)].intake
+            assert intake is not None
+            intake.direct.append(value)
+            self.note("sent by the direct door")
+            return
+        self.note("nobody at the direct door")
+        request = decode_as(Request, value)
+        self._reply(request.client_id, refusal_response(request, 0, NOT_LEADER, "nobody leads"))
 
     def register(self, value: bytes) -> bytes:
         """Remember a request that somebody may send, now or later, once or often."""
@@ -197,6 +224,7 @@ class World:
     def _repair(self) -> None:
         self.broker_skew_ms = 0
         self.lose_next_request = False
+        self.door = Door.KAFKA
         for client in self.clients:
             client.skew_ms = 0
         for appender in self.log.appenders:

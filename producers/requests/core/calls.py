@@ -9,6 +9,7 @@ request, and a call's outcome. Times and jitter are arguments. The rules:
    doubled for each refusal up to ``refusal_max_ms``, and never before the time that an OVERLOADED gives.
 4. Silence ends nothing either: the call is sent again ``silence_ms`` after the last sending, doubled for each sending
    up to ``silence_max_ms``. Jitter stretches every wait but the first by up to a quarter.
+   If the way to a shard's leader is lost, its calls are sent again at once.
 5. At its deadline a call ends with *outcome unknown*, refused or not: a leader that reads the topic again may still
    execute a copy that another leader refused. The call is never sent again afterwards.
 6. ``answered_below`` of a request is the lowest call in flight, itself included, so no call that may still be sent
@@ -17,7 +18,7 @@ request, and a call's outcome. Times and jitter are arguments. The rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from producers.errors import (
@@ -262,6 +263,13 @@ class Calls:
         # A refused copy does not delay the sending if an earlier refusal's wait is still running.
         wanted_ms = now_ms + wait_ms * (1 + JITTER_SHARE * self._jitter())
         call.due_ms = min(call.due_ms, wanted_ms, call.deadline_ms)
+
+    def hasten(self, shards: Collection[int], *, now_ms: float) -> None:
+        """Let all calls of these shards be due now: the way to their leader was lost, so no answer can come."""
+        for call in self._calls.values():
+            if call.shard in shards:
+                self._again.add(call.call_id)
+                call.due_ms = min(call.due_ms, now_ms)
 
     def step(self, *, now_ms: float) -> CallStep:
         """Return what is due. Each call to send again is counted as sent now; each expired call is removed."""

@@ -445,6 +445,12 @@ class Replica:
             self.flush()
             return ReplicaSnapshot(self.position, self.digests.copy(), self.store.snapshot())
 
+    def moment(self) -> tuple[int, StoreSnapshot]:
+        """Return the last applied index and the rows of this moment (close them): a snapshot without the digests."""
+        with self.lock:
+            self.flush()
+            return self.position.index, self.store.snapshot()
+
 
 def _decoded(shard: int, offset: int, value: bytes) -> LogRecord:
     try:

@@ -173,6 +173,7 @@ class MemoryConnection:
         self.sent: list[Call] = []
         self.largest_send = 0
         self.renewals = 0
+        self.lost_shards: set[int] = set()
         self._replies: deque[bytes] = deque()
         self._changed = threading.Condition()
 
@@ -213,6 +214,13 @@ class MemoryConnection:
 
     def serve(self):
         assert not self.closed
+
+    def look_up(self, _read, _shard):
+        return None
+
+    def take_lost(self):
+        lost, self.lost_shards = self.lost_shards, set()
+        return lost
 
     def renew(self):
         self.renewals += 1

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
 from xxhash import xxh3_128_digest
 
-from om_processors.leading import intake
+from om_processors.leading import request_reader
 from om_processors.leading.core.backlog import Backlog
 from om_processors.leading.core.preparation import RETRY_AFTER_MS
-from om_processors.leading.gateway import Gateway
-from om_processors.leading.intake import MAX_OUT_OF_RANGE, RESUME_BACK_MS, RequestIntake
+from om_processors.leading.gateway import Gateway, Received
+from om_processors.leading.intake import RequestIntake
 from om_processors.leading.outbox import KafkaOutbox
 from replicated_db.core.leading.leader import Proposal, Reply
 from replicated_db.core.ports import LogUnavailable
@@ -24,7 +25,7 @@ from schemas.codecs.codec import decode_as, encode
 from schemas.codecs.envelopes import enveloped_requests, responses_in
 from schemas.records.log import RequestPosition
 from schemas.records.messages import CreateSnapshot, CreateVolume, PurgeBlocks, Rejected, Response
-from schemas.result_codes import OVERLOADED, retry_after_ms
+from schemas.result_codes import NOT_LEADER, OVERLOADED, retry_after_ms
 from schemas.topics import OM_REJECTED, OM_REQUESTS, OM_RESPONSES
 from tests.support.local.memory_broker import MemoryBroker, memory_broker
 from tests.support.local.secret import SECRET
@@ -259,7 +260,7 @@ def test_of_the_surplus_what_cannot_be_executed_is_answered_as_ever(case: Case):
 
 
 def test_without_brokers_there_is_no_intake(case: Case, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(intake, "REQUEST_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(request_reader, "REQUEST_TIMEOUT_S", 0.05)
     with pytest.raises(LogUnavailable):
         case.open(servers="127.0.0.1:1")
 
@@ -291,54 +292,6 @@ def ok(index: int) -> Response:
     return Response(client_id=bytes(16), call_id=1, shard=SHARD, index=index, status="OK", message="", result=None)
 
 
-@pytest.mark.parametrize(
-    "code", [KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION]
-)
-def test_after_a_truncation_other_brokers_are_asked_before_anything_is_read_again(case: Case, code: int):
-    case.say(request("vol0"), request("vol1", 2))
-    found = case.open(position(1, request("vol0")))
-    for _ in range(MAX_OUT_OF_RANGE - 1):
-        before = found._reader.consumer
-        assert found._recover(KafkaError(code, "beyond the end"))
-        assert found._reader.consumer is not before, "another broker may answer this one"
-    assert case.noted == [f"{OM_REQUESTS}/{SHARD}: beyond the end"] * (MAX_OUT_OF_RANGE - 1)
-    assert names(take(found, 1)) == ["vol1"], "it goes on where it was"
-    for _ in range(MAX_OUT_OF_RANGE):
-        assert found._recover(KafkaError(code, "beyond the end"))
-    assert "(hint: none)" in case.noted[-1], "all say so: it resumes ten minutes back"
-    assert found._out_of_range == 0
-
-
-def test_what_librdkafka_tries_again_by_itself_needs_no_recovery(case: Case):
-    found = case.start()
-    assert not found._recover(KafkaError(KafkaError._TRANSPORT, "connection lost"))
-    assert case.noted == []
-
-
-class Failed:
-    """A message that tells of an error."""
-
-    def __init__(self, code: int) -> None:
-        self._code = code
-
-    def error(self) -> KafkaError:
-        return KafkaError(self._code, "why")
-
-
-def test_errors_among_records_are_passed_over_until_one_says_that_the_log_was_cut(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-):
-    found = case.start()
-    case.say(request("vol1"), request("vol2", 2))
-    one, two = case.broker.read(OM_REQUESTS, 2, SHARD, offset=1)
-    messages: list[Any] = [Failed(KafkaError._TRANSPORT), one, Failed(KafkaError.OFFSET_OUT_OF_RANGE), two]
-    answers = iter([messages])
-    monkeypatch.setattr(found._reader, "consume", lambda *_: next(answers, []))
-    assert names(list(found.take(10, 0.0))) == ["vol1"], "what came behind it is read again"
-    assert found._next_offset == 2
-    assert found._out_of_range == 1
-
-
 def test_an_envelope_that_is_broken_is_kept_with_the_reason(case: Case):
     found = case.start()
     (envelope,) = enveloped_requests([request("vol1"), request("vol2", 2)])
@@ -360,26 +313,120 @@ def test_of_the_surplus_what_is_no_request_is_kept_too(case: Case):
     assert [noted.startswith(f"rejected offset 1 of {OM_REQUESTS}/{SHARD}: ") for noted in case.noted] == [True]
 
 
-def test_without_a_hint_the_last_ten_minutes_are_read_again(case: Case):
-    """The broker in this process knows no times, so that its answer is given here."""
-    case.say(*(request(f"vol{number}") for number in range(4)))
-    found = case.open()
-    asked = []
+class Way:
+    """The way back of a direct connection."""
 
-    class Timed:
-        def __init__(self, consumer: Any) -> None:
-            self._consumer = consumer
+    def __init__(self) -> None:
+        self.answers: list[Response] = []
+        self.rejected: list[str] = []
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._consumer, name)
+    def answer(self, shard: int, responses: Sequence[bytes]) -> None:
+        assert shard == SHARD
+        self.answers += [decode_as(Response, one) for one in responses]
 
-        def offsets_for_times(self, since: list[TopicPartition], timeout: float) -> list[TopicPartition]:
-            asked.append(([(one.topic, one.partition, one.offset) for one in since], timeout))
-            return [TopicPartition(OM_REQUESTS, SHARD, 2)]
+    def reject(self, message: str) -> None:
+        self.rejected.append(message)
 
-    timed: Any = Timed(found._reader.consumer)
-    found._reader._consumer = timed
-    found._resume(None)
-    assert asked == [([(OM_REQUESTS, SHARD, case.clock.wall_ms() - RESUME_BACK_MS)], REQUEST_TIMEOUT_S)]
-    assert names(take(found, 2)) == ["vol2", "vol3"]
-    assert RESUME_BACK_MS == 600_000
+
+def direct(way: Way, *values: bytes, proof: bytes | None = None) -> list[Received]:
+    return [Received(offset=-1, value=value, proof=proof, way=way) for value in values]
+
+
+def test_requests_of_both_doors_are_taken_and_answered_the_way_they_came(case: Case):
+    found, way = case.start(), Way()
+    assert found.put(direct(way, request("direct", 5)))
+    (one,) = take(found, 1)
+    assert one.position is None, "a batch without a request of the topic keeps the last position"
+    case.say(request("kafka", 6))
+    (two,) = take(found, 1)
+    assert names([one, two]) == ["direct", "kafka"]
+    case.outbox.reply([Reply(proposal=each, response=encode(ok(number))) for number, each in enumerate([one, two])])
+    assert [answer.index for answer in way.answers] == [0]
+    assert [answer.index for answer in case.answers(1)] == [1]
+
+
+def test_one_call_through_both_doors_is_answered_at_both(case: Case):
+    found, way = case.start(), Way()
+    value = request("vol1", 5)
+    found.put(direct(way, value))
+    case.say(value)
+    taken = take(found, 2)
+    assert len({(one.client_id, one.call_id, one.request_hash) for one in taken}) == 1
+    case.outbox.reply([Reply(proposal=one, response=encode(ok(9))) for one in taken])
+    assert [answer.index for answer in way.answers] == [9]
+    assert [answer.index for answer in case.answers(1)] == [9]
+
+
+def test_direct_calls_without_an_answer_hear_at_the_end_that_another_node_leads(case: Case):
+    found, way, other = case.start(), Way(), Way()
+    found.put(direct(way, request("taken", 1), request("answered", 2)))
+    taken = take(found, 2)
+    case.outbox.reply([Reply(proposal=taken[1], response=encode(ok(3)))])
+    found.put(direct(other, request("waits", 4)))
+    case.say(request("kafka", 5))
+    found.close()
+    assert [(answer.call_id, answer.status) for answer in way.answers] == [(1, "OK"), (1, NOT_LEADER)]
+    assert [(answer.call_id, answer.status) for answer in other.answers] == [(4, NOT_LEADER)]
+    assert not found.put(direct(other, request("late", 6))), "who asks later has to ask the next leader"
+    case.outbox.reply([Reply(proposal=taken[0], response=encode(ok(7)))])
+    assert len(way.answers) == 2, "a call is answered once"
+    assert case.answers(0) == [], "the topic keeps what came through it for the next leader"
+
+
+def test_bytes_of_the_direct_door_that_are_no_request_are_told_to_their_sender(case: Case):
+    found, way = case.start(), Way()
+    found.put(direct(way, b"nonsense", request("vol1")))
+    assert names(take(found, 1)) == ["vol1"]
+    assert len(way.rejected) == 1
+    assert case.noted == [], "om.rejected is for records of om.requests: a stranger could fill it"
+
+
+def test_a_direct_request_that_is_privileged_needs_its_proof(case: Case):
+    found, way = case.start(), Way()
+    value = encode(replace(request_of(PurgeBlocks(shard=SHARD, rows=[b"row"])), reply_partition=3))
+    found.put(direct(way, value))
+    found.put(direct(way, value, proof=SECRET.proof(value)))
+    (proposal,) = take(found, 1)
+    assert proposal.body.body == PurgeBlocks(shard=SHARD, rows=[b"row"])
+    assert [answer.status for answer in way.answers] == ["PERMISSION_DENIED"]
+
+
+def test_the_backlog_counts_both_doors(case: Case):
+    case.backlog = Backlog(max_queued=4)
+    found, way = case.start(), Way()
+    found.put(direct(way, *(request(f"vol{number}", number) for number in range(10))))
+    assert names(list(found.take(2, WAIT_S))) == ["vol0", "vol1"]
+    assert [(answer.call_id, answer.status) for answer in way.answers] == [(2, OVERLOADED), (3, OVERLOADED)] + [
+        (call, OVERLOADED) for call in range(4, 2 + case.backlog.refused)
+    ]
+    assert case.backlog.refused == 4
+    assert len(take(found, 4)) == 4
+
+
+def test_a_wait_is_ended_by_a_word(case: Case):
+    found = case.start()
+    threading.Timer(0.05, found.wake).start()
+    begun_s = time.monotonic()
+    assert found.take(10, 60.0) == ()
+    assert time.monotonic() - begun_s < 30.0
+
+
+def test_what_ends_the_reader_ends_the_leader(case: Case, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any) -> None:
+        raise LogUnavailable("gone")
+
+    monkeypatch.setattr(request_reader.RequestReader, "read", fail)
+    found = case.start()
+    with pytest.raises(LogUnavailable, match="gone"):
+        found.take(10, WAIT_S)
+
+
+def test_the_reader_rests_while_the_leader_has_enough(case: Case, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(request_reader, "READ_AHEAD_REQUESTS", 3)
+    found = case.start()
+    case.say(*(request(f"vol{number}", number) for number in range(20)))
+    taken: list[Proposal] = []
+    while len(taken) < 20:
+        assert found.reader.ahead <= 3 + 1, "one record more than there is room, at most"
+        taken += found.take(1, WAIT_S)
+    assert names(taken) == [f"vol{number}" for number in range(20)]

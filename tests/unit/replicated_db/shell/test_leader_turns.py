@@ -84,6 +84,7 @@ class Story:
         self.opened_for: list[Any] = []
         self.beaten_ms = 0
         self.closed = 0
+        self.woken = 0
         script: Any = self
         self.loop = LeaderLoop(
             self.node.replica, self.log, Kit(), limits, clock=self.clock, ids=SequenceIds(seed=3), address="n1:1",
@@ -97,6 +98,9 @@ class Story:
         self.opened_for.append(hint)
         self.beaten_ms = self.loop._turned_ms - self.clock.elapsed_ms()
         return self
+
+    def wake(self) -> None:
+        self.woken += 1
 
     def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
         self.asked.append((limit, wait_s))
@@ -241,6 +245,7 @@ def test_a_reader_is_answered_by_a_record_that_is_appended_after_its_question(st
         return []
 
     story.lead(list, ask, list)
+    assert story.woken == 1, "a leader that waits for requests hears of the first who asks"
     end, future = asked[0]
     assert future.result(0).offset >= end
     assert story.kinds()[future.result(0).offset] == "Tick"

@@ -1,0 +1,173 @@
+"""The direct door of a node (design, section 11): it upgrades HTTP connections, and passes on what they bring.
+
+``GET /v1/door`` with ``Upgrade: stratolog-door``, on the node's HTTP server. So a node has one address, and one guard
+(``web/http_guard``) stands before both. The connection then speaks frames, on the same event loop.
+
+Requests go to the intake of the shard's leader, if this node leads. Otherwise they are answered with NOT_LEADER at
+once, behind a word on who leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from om_processors.doors.door_connection import DoorConnection
+from om_processors.doors.door_lookups import DoorLookups, Told
+from om_processors.execution.service import refusal_response
+from om_processors.leading.gateway import Received
+from om_processors.leading.intake import RequestIntake
+from replicated_db.core.applying.replica import Replica
+from schemas.codecs.codec import Undecodable, decode_as
+from schemas.door.frames import DOOR_PATH, UPGRADE
+from schemas.records.door import DoorLeaders, DoorRead, ShardLeader
+from schemas.records.messages import Request
+from schemas.result_codes import INVALID_REQUEST, NOT_LEADER, OVERLOADED
+
+MAX_DOOR_CONNECTIONS = 1000
+"""Most direct connections of a node; more are answered with 503."""
+LOOK_INTERVAL_S = 1.0
+"""How often silent clients are looked for, while there are connections."""
+
+SWITCHING = f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}\r\n\r\n".encode()
+
+
+class DirectDoor:
+    """The connections of one node. :meth:`opened` and :meth:`closed` are for leaders' threads, the rest for the event
+    loop's.
+    """
+
+    def __init__(self, node: str, cluster: str, replicas: Mapping[int, Replica], lookups: DoorLookups) -> None:
+        self.node = node
+        self.cluster = cluster
+        self.shards = len(replicas)
+        self._replicas = replicas
+        self._lookups = lookups
+        self._intakes: dict[int, RequestIntake] = {}
+        """The intakes of the shards that this node leads."""
+        self._connections: set[DoorConnection] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._told = self.leaders()
+        self._looking: asyncio.TimerHandle | None = None
+
+    def attach(self, app: web.Application) -> None:
+        """Register the path."""
+        app.router.add_get(DOOR_PATH, self._enter)
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
+    # -- from a leader's thread ------------------------------------------------------------------------------------
+
+    def opened(self, shard: int, intake: RequestIntake) -> None:
+        """Pass on requests of a shard that this node leads from now on."""
+        self._intakes[shard] = intake
+        self._news()
+
+    def closed(self, shard: int) -> None:
+        """Refuse requests of a shard that this node does not lead any more."""
+        self._intakes.pop(shard, None)
+        self._news()
+
+    def _news(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._tell_leaders)
+
+    # -- connections -----------------------------------------------------------------------------------------------
+
+    async def _enter(self, request: web.Request) -> Any:
+        if request.headers.get("Upgrade", "").lower() != UPGRADE:
+            text = f"{DOOR_PATH} is for clients that send 'Upgrade: {UPGRADE}'"
+            answer = web.json_response({"error": INVALID_REQUEST, "message": text}, status=426)
+            answer.headers["Upgrade"] = UPGRADE
+            return answer
+        if len(self._connections) >= MAX_DOOR_CONNECTIONS:
+            text = f"{MAX_DOOR_CONNECTIONS} direct connections are open at {self.node}, and no more are taken"
+            return web.json_response({"error": OVERLOADED, "message": text}, status=503)
+        transport = request.transport
+        if transport is None:
+            return web.Response()
+        self._loop = loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        served = request.protocol
+
+        def lost(connection: DoorConnection) -> None:
+            self._connections.discard(connection)
+            served.connection_lost(None)
+            if not ended.done():
+                ended.set_result(None)
+
+        connection = DoorConnection(self, loop, lost)
+        self._connections.add(connection)
+        self._look_regularly()
+        transport.write(SWITCHING)
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        await ended
+        return web.Response()  # aiohttp finds that its client has gone, and sends nothing
+
+    def _look_regularly(self) -> None:
+        if self._looking is None and self._loop is not None:
+            self._looking = self._loop.call_later(LOOK_INTERVAL_S, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        if not self._connections or self._loop is None:
+            return
+        now_s = self._loop.time()
+        for connection in list(self._connections):
+            connection.look(now_s)
+        self._tell_leaders()
+        self._look_regularly()
+
+    def close(self) -> None:
+        """Close all connections; for the event loop's thread."""
+        self._lookups.close()
+        for connection in list(self._connections):
+            connection.close()
+
+    # -- what a connection needs -----------------------------------------------------------------------------------
+
+    def leaders(self) -> DoorLeaders:
+        """Return who leads, as far as this node has read."""
+        return DoorLeaders(shards=self.shards, leaders=[self._leader_of(shard) for shard in self._replicas])
+
+    def _leader_of(self, shard: int) -> ShardLeader:
+        position = self._replicas[shard].position
+        return ShardLeader(shard=shard, term=position.term, node=position.leader, address=position.address)
+
+    def _tell_leaders(self) -> None:
+        """Tell every client who leads, if that has changed."""
+        if (leaders := self.leaders()) == self._told:
+            return
+        self._told = leaders
+        for connection in list(self._connections):
+            connection.tell_leaders()
+
+    def submit(self, connection: DoorConnection, shard: int, requests: Sequence[bytes], proof: bytes | None) -> None:
+        """Pass requests to the shard's leader."""
+        intake = self._intakes.get(shard)
+        received = [Received(offset=-1, value=value, proof=proof, way=connection) for value in requests]
+        if intake is not None and intake.put(received):
+            return
+        leader = self._leader_of(shard)
+        message = f"shard {shard} is not led by {self.node}, but by {leader.node or 'nobody'}"
+        responses: list[bytes] = []
+        for value in requests:
+            try:
+                request = decode_as(Request, value)
+            except Undecodable as error:
+                connection.reject(str(error))
+                return
+            responses.append(refusal_response(request, shard, NOT_LEADER, message))
+        connection.tell_leaders()
+        connection.answer(shard, responses)
+
+    def look_up(self, reads: Sequence[tuple[DoorRead, Told]]) -> None:
+        """Answer lookups."""
+        self._lookups.ask(reads)

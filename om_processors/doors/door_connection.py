@@ -1,0 +1,204 @@
+"""One direct connection on the node's side: asyncio calls it with bytes, leaders' threads with answers.
+
+What a peer may make the node hold is bounded: MAX_UNANSWERED requests of MAX_UNANSWERED_BYTES without an answer (then
+nothing more is read from the connection), MAX_UNSENT_BYTES of answers that the peer does not read (then the connection
+is ended), less than one frame that is not whole (then it is ended after HALF_FRAME_S).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
+
+from om_processors.doors.door_lookups import Told
+from schemas.codecs.codec import Undecodable, decode_as, encode
+from schemas.codecs.envelopes import enveloped_responses, requests_in
+from schemas.door.frames import PROOF_BYTES, BadDoorFrame, DoorFrame, DoorFrames, DoorKind, door_frame
+from schemas.door.talk import DoorRole, DoorState, DoorTalk, error_frame
+from schemas.records.door import DoorLeaders, DoorRead, DoorRows
+from schemas.result_codes import INVALID_REQUEST
+
+MAX_UNANSWERED = 10_000
+MAX_UNANSWERED_BYTES = 16 * 1024 * 1024
+MAX_UNSENT_BYTES = 32 * 1024 * 1024
+GREETING_S = 10.0
+"""How long a peer may take to say HELLO."""
+HALF_FRAME_S = 30.0
+
+
+class DoorHost(Protocol):
+    """What a connection needs of its node; for the event loop's thread."""
+
+    node: str
+    cluster: str
+    shards: int
+
+    def submit(self, connection: DoorConnection, shard: int, requests: Sequence[bytes], proof: bytes | None) -> None:
+        """Have requests executed and answered."""
+
+    def look_up(self, reads: Sequence[tuple[DoorRead, Told]]) -> None:
+        """Have lookups answered."""
+
+    def leaders(self) -> DoorLeaders:
+        """Return who leads."""
+
+
+class DoorConnection(asyncio.Protocol):
+    """Made for a connection whose upgrade has been answered; ``ended`` is called once, when it is closed."""
+
+    def __init__(
+        self, host: DoorHost, loop: asyncio.AbstractEventLoop, ended: Callable[[DoorConnection], None]
+    ) -> None:
+        self._host = host
+        self._loop = loop
+        self._ended = ended
+        self._talk = DoorTalk(DoorRole.NODE, host.node, host.cluster)
+        self._frames = DoorFrames(DoorRole.NODE.hears)
+        self._transport: asyncio.Transport | None = None
+        self._unanswered, self._unanswered_bytes = 0, 0
+        self._peer_reads = True
+        self._reads_on = True
+        self._since_s = loop.time()
+        """When the connection began, or the frame that is not whole."""
+
+    # -- asyncio ---------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet the client."""
+        self._transport = cast("asyncio.Transport", transport)
+        if (sock := transport.get_extra_info("socket")) is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport.write(self._talk.hello())
+        self.tell_leaders()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        """Forget the connection: answers that come later are dropped."""
+        self._transport = None
+        self._ended(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sends."""
+        reads: list[tuple[DoorRead, Told]] = []
+        try:
+            for frame in self._frames.take(data):
+                self._talk.hear(frame)
+                self._hear(frame, reads)
+        except (BadDoorFrame, Undecodable) as error:
+            self.reject(str(error))
+        if reads:
+            self._host.look_up(reads)
+        if not self._frames:
+            self._since_s = 0.0
+        elif not self._since_s:
+            self._since_s = self._loop.time()
+        self._keep_pace()
+
+    def pause_writing(self) -> None:
+        """Read nothing more while the client does not read."""
+        self._peer_reads = False
+        self._keep_pace()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._peer_reads = True
+        self._keep_pace()
+
+    # -- frames in -------------------------------------------------------------------------------------------------
+
+    def _hear(self, frame: DoorFrame, reads: list[tuple[DoorRead, Told]]) -> None:
+        match frame.kind:
+            case DoorKind.REQUESTS:
+                self._submit(frame, requests_in(frame.payload), None)
+            case DoorKind.PROVEN:
+                self._submit(frame, [frame.payload[PROOF_BYTES:]], frame.payload[:PROOF_BYTES])
+            case DoorKind.READ:
+                read = decode_as(DoorRead, frame.payload)
+                number = frame.number
+                reads.append((read, lambda rows: self._send_rows(number, rows)))
+
+    def _submit(self, frame: DoorFrame, requests: Sequence[bytes], proof: bytes | None) -> None:
+        if frame.shard >= self._host.shards:
+            raise BadDoorFrame(f"there is no shard {frame.shard}; there are 0..{self._host.shards - 1}")
+        self._unanswered += len(requests)
+        self._unanswered_bytes += len(frame.payload)
+        self._host.submit(self, frame.shard, requests, proof)
+
+    # -- frames out ------------------------------------------------------------------------------------------------
+
+    def answer(self, shard: int, responses: Sequence[bytes]) -> None:
+        """Send responses; for any thread."""
+        frames = b"".join(door_frame(DoorKind.ANSWERS, value, shard=shard) for value in enveloped_responses(responses))
+        self._call(lambda: self._answered(len(responses), frames))
+
+    def reject(self, message: str) -> None:
+        """Tell the client what cannot be read, and end the connection; for any thread."""
+        self._call(lambda: self._end(message))
+
+    def _call(self, act: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(act)
+        except RuntimeError:
+            pass  # the loop is closed: the node stops, and the client asks another one
+
+    def _answered(self, number: int, frames: bytes) -> None:
+        if self._unanswered > number:
+            self._unanswered_bytes -= self._unanswered_bytes * number // self._unanswered
+            self._unanswered -= number
+        else:
+            self._unanswered, self._unanswered_bytes = 0, 0
+        self._send(frames)
+        self._keep_pace()
+
+    def _send_rows(self, number: int, rows: DoorRows) -> None:
+        self._send(door_frame(DoorKind.ROWS, encode(rows), number=number))
+
+    def tell_leaders(self) -> None:
+        """Say who leads."""
+        self._send(door_frame(DoorKind.LEADERS, encode(self._host.leaders())))
+
+    def _send(self, data: bytes) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        transport.write(data)
+        if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            transport.abort()
+
+    def _end(self, message: str) -> None:
+        self._talk.state = DoorState.FAILED
+        self._send(error_frame(INVALID_REQUEST, message, self._host.node))
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection once what was said has been sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def look(self, now_s: float) -> None:
+        """End the connection if its client keeps the node waiting; called about once a second."""
+        if not self._since_s:
+            return
+        late_s = now_s - self._since_s
+        if self._talk.state is DoorState.GREETING and late_s > GREETING_S:
+            self._end(f"no HELLO within {GREETING_S:.0f} s")
+        elif self._reads_on and late_s > HALF_FRAME_S:
+            self._end(f"half a frame for {HALF_FRAME_S:.0f} s")
+
+    def _keep_pace(self) -> None:
+        """Read from the connection, or do not, as there is room."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        full = self._unanswered > MAX_UNANSWERED or self._unanswered_bytes > MAX_UNANSWERED_BYTES
+        wanted = self._peer_reads and not full
+        if wanted is self._reads_on:
+            return
+        self._reads_on = wanted
+        if wanted:
+            transport.resume_reading()
+        else:
+            transport.pause_reading()

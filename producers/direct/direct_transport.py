@@ -1,0 +1,294 @@
+"""The client's way straight to the nodes and back: what the request engine uses instead of Kafka's, or beside it.
+
+A call goes to the leader of its shard, as far as known. Calls of a shard whose leader is not known or not reached wait
+here, until one is or the engine sends them again. If a connection breaks, the engine is told which shards it led to, and
+sends their calls again at once: a broken connection says nothing about outcomes.
+
+One thread receives and keeps the connections (``receive``, ``serve``, ``renew``, ``close``). Any thread may ``send`` and
+``look_up``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+
+from producers.direct.core.link_talk import LinkFailed
+from producers.direct.core.routes import Routes
+from producers.direct.node_link import NodeLink
+from producers.errors import NOT_CONNECTED, NotConnected
+from producers.requests.core.calls import Call
+from producers.waiting import SlowWait
+from schemas.codecs.codec import Undecodable, decode_as, encode
+from schemas.codecs.envelopes import enveloped_requests
+from schemas.door.frames import MAX_NUMBER, DoorFrame, DoorKind, door_frame
+from schemas.records.door import DoorLeaders, DoorRead, DoorRows
+
+logger = logging.getLogger("stratolog.client")
+
+FIRST_PAUSE_S = 0.05
+LAST_PAUSE_S = 1.0
+"""How long after a failed connection the next one is tried; doubled each time."""
+MAX_WAITING_LOOKUPS = 10_000
+CONNECT_STEP_MS = 50.0
+
+
+class DirectTransport:
+    """Connections to the nodes at ``addresses`` (``host:port``), and to the leaders that they name.
+
+    Raises NotConnected if no node tells in ``connect_timeout_ms`` which shards there are; None: does not wait for it.
+    """
+
+    reply_partition = 0
+    """Answers come back the way the calls went; the topic's partition is never used."""
+
+    def __init__(self, addresses: Sequence[str], client_id: bytes, *, connect_timeout_ms: int | None) -> None:
+        self._client = client_id.hex()
+        self._routes = Routes(addresses)
+        self._links: dict[str, NodeLink] = {}
+        self._again_s: dict[str, tuple[float, float]] = {}
+        """When to connect again to a node that was not reached, and the pause after that."""
+        self._faults: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._parked: dict[int, dict[int, Call]] = {}
+        """Calls without a way, by shard and number."""
+        self._lost: set[int] = set()
+        self._lookups: dict[int, tuple[str, Future[DoorRows]]] = {}
+        self._numbers = itertools.cycle(range(1, MAX_NUMBER))
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._closed = False
+        try:
+            if connect_timeout_ms is not None:
+                self._wait_for_shards(connect_timeout_ms)
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait_for_shards(self, connect_timeout_ms: int) -> None:
+        patience = SlowWait("connecting to the nodes")
+        deadline_s = time.monotonic() + connect_timeout_ms / 1000
+        while not self._routes.shards:
+            if time.monotonic() > deadline_s:
+                why = "; ".join(self._faults.values()) or "no answer"
+                raise NotConnected(NOT_CONNECTED, f"nodes {', '.join(self._routes.addresses)}: {why}")
+            self.serve()
+            self.receive(CONNECT_STEP_MS, gather=False)
+            patience.still("; ".join(self._faults.values()) or "no answer yet")
+
+    # -- from any thread -------------------------------------------------------------------------------------------
+
+    @property
+    def shards(self) -> int:
+        """The number of shards; 0 until a node has said it."""
+        return self._routes.shards
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any node is connected."""
+        return any(link.is_open for link in list(self._links.values()))
+
+    def reaches(self, shard: int) -> bool:
+        """Whether the leader of a shard is known and connected."""
+        link = self._links.get(self._routes.leader_of(shard))
+        return link is not None and link.is_open
+
+    def send(self, calls: Iterable[Call]) -> None:
+        """Send requests, in order within a shard; those without a way wait."""
+        by_shard: dict[int, list[Call]] = {}
+        for call in calls:
+            by_shard.setdefault(call.shard, []).append(call)
+        for shard, group in by_shard.items():
+            link = self._links.get(self._routes.leader_of(shard))
+            if link is None or not link.is_open:
+                with self._lock:
+                    self._parked.setdefault(shard, {}).update((call.call_id, call) for call in group)
+                continue
+            if not link.write(_frames_of(shard, group)):
+                logger.warning("%d requests were not sent: %s does not read", len(group), link.address)
+            elif link.has_unsent:
+                self._wake()
+
+    def look_up(self, read: DoorRead, shard: int) -> Future[DoorRows] | None:
+        """Ask for rows, the shard's leader first; None if no node is connected. The future fails with LinkFailed."""
+        link = self._links.get(self._routes.leader_of(shard))
+        if link is None or not link.is_open:
+            link = next((one for one in list(self._links.values()) if one.is_open), None)
+        if link is None:
+            return None
+        answer: Future[DoorRows] = Future()
+        with self._lock:
+            if self._closed or len(self._lookups) >= MAX_WAITING_LOOKUPS:
+                return None
+            number = next(self._numbers)
+            self._lookups[number] = (link.address, answer)
+        link.write(door_frame(DoorKind.READ, encode(read), number=number))
+        if link.has_unsent:
+            self._wake()
+        return answer
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # full: it will wake anyway
+            self._wake_write.send(b"!")
+
+    # -- the thread that receives ----------------------------------------------------------------------------------
+
+    def receive(self, wait_ms: float, *, gather: bool) -> list[bytes]:
+        """Return the records of answers; waits at most ``wait_ms`` for the first, with ``gather`` until that is over."""
+        values: list[bytes] = []
+        until_s = time.monotonic() + wait_ms / 1000
+        while True:
+            left_ms = max(0.0, (until_s - time.monotonic()) * 1000)
+            self._receive_once(left_ms, values)
+            if (values and not gather) or time.monotonic() >= until_s:
+                return values
+
+    def _receive_once(self, wait_ms: float, values: list[bytes]) -> None:
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        by_number = {link.sock.fileno(): link for link in self._links.values()}
+        for number, link in by_number.items():
+            poll.register(number, select.POLLIN | (select.POLLOUT if link.has_unsent else 0))
+        for number, events in poll.poll(wait_ms):
+            if (ready := by_number.get(number)) is None:
+                with suppress(BlockingIOError):
+                    self._wake_read.recv(4096)
+                continue
+            try:
+                if events & select.POLLOUT:
+                    ready.on_writable()
+                if events & ~select.POLLOUT:
+                    for frame in ready.receive():
+                        self._take(frame, values)
+            except LinkFailed as error:
+                self._drop(ready, str(error))
+
+    def _take(self, frame: DoorFrame, values: list[bytes]) -> None:
+        match frame.kind:
+            case DoorKind.ANSWERS:
+                values.append(frame.payload)
+            case DoorKind.LEADERS:
+                try:
+                    moved = self._routes.hear(decode_as(DoorLeaders, frame.payload))
+                except Undecodable as error:
+                    raise LinkFailed(f"who leads cannot be read: {error}") from error
+                self._lost.update(moved)
+                self._connect()
+                self._send_parked()
+            case DoorKind.ROWS:
+                self._answer(frame)
+
+    def _answer(self, frame: DoorFrame) -> None:
+        with self._lock:
+            found = self._lookups.pop(frame.number, None)
+        if found is None:
+            return
+        try:
+            found[1].set_result(decode_as(DoorRows, frame.payload))
+        except Undecodable as error:
+            found[1].set_exception(LinkFailed(f"rows cannot be read: {error}"))
+
+    def _send_parked(self) -> None:
+        now_ms = time.monotonic_ns() / 1e6
+        for shard in list(self._parked):
+            if self.reaches(shard):
+                with self._lock:
+                    calls = self._parked.pop(shard, {})
+                self.send([call for call in calls.values() if call.deadline_ms > now_ms])
+
+    def serve(self) -> None:
+        """Connect to nodes that are not connected and whose turn has come; end connections that do not open."""
+        now_s = time.monotonic()
+        for link in list(self._links.values()):
+            try:
+                link.look(now_s)
+            except LinkFailed as error:
+                self._drop(link, str(error))
+        self._connect()
+        self._send_parked()
+        self._forget_expired()
+
+    def _connect(self) -> None:
+        now_s = time.monotonic()
+        for address in self._routes.addresses:
+            due_s, pause_s = self._again_s.get(address, (0.0, FIRST_PAUSE_S))
+            if address in self._links or now_s < due_s:
+                continue
+            self._again_s[address] = (now_s + pause_s, min(2 * pause_s, LAST_PAUSE_S))
+            try:
+                self._links[address] = NodeLink(address, self._client)
+            except LinkFailed as error:
+                self._faults[address] = str(error)
+
+    def _forget_expired(self) -> None:
+        """Drop calls that wait for a way beyond their deadline."""
+        now_ms = time.monotonic_ns() / 1e6
+        with self._lock:
+            for calls in self._parked.values():
+                for number in [number for number, call in calls.items() if call.deadline_ms <= now_ms]:
+                    del calls[number]
+
+    def _drop(self, link: NodeLink, why: str) -> None:
+        if self._links.get(link.address) is not link:
+            return
+        if link.is_open or link.address not in self._faults:
+            logger.debug("direct connection: %s", why)
+        self._faults[link.address] = why
+        was_open = link.was_open
+        del self._links[link.address]
+        link.close()
+        if was_open:
+            self._again_s[link.address] = (0.0, FIRST_PAUSE_S)
+        self._lost.update(
+            shard for shard in range(self._routes.shards) if self._routes.leader_of(shard) == link.address
+        )
+        with self._lock:
+            left = [number for number, (address, _) in self._lookups.items() if address == link.address]
+            failed = [self._lookups.pop(number)[1] for number in left]
+        for one in failed:
+            one.set_exception(LinkFailed(why))
+
+    def take_lost(self) -> set[int]:
+        """Return the shards to which the way was lost, or is another one, since this was last asked."""
+        lost, self._lost = self._lost, set()
+        return lost
+
+    def renew(self) -> None:
+        """Connect anew; for use when calls stay unanswered."""
+        for link in list(self._links.values()):
+            self._drop(link, f"{link.address}: no answers")
+
+    def close(self) -> None:
+        """Disconnect; lookups that wait fail."""
+        self._closed = True
+        for link in list(self._links.values()):
+            self._drop(link, "the client is closed")
+        self._wake_read.close()
+        self._wake_write.close()
+
+
+def _frames_of(shard: int, calls: Sequence[Call]) -> bytes:
+    """Return the frames that carry requests of one shard, in order; a privileged one has a frame of its own."""
+    frames: list[bytes] = []
+    together: list[bytes] = []
+
+    def flush() -> None:
+        frames.extend(door_frame(DoorKind.REQUESTS, value, shard=shard) for value in enveloped_requests(together))
+        together.clear()
+
+    for call in calls:
+        if call.proof is None:
+            together.append(call.value)
+            continue
+        flush()
+        frames.append(door_frame(DoorKind.PROVEN, call.proof + call.value, shard=shard))
+    flush()
+    return b"".join(frames)

@@ -1,0 +1,125 @@
+"""The socket of one direct connection. It never blocks: what the kernel does not take waits, up to MAX_UNSENT_BYTES.
+
+``write`` is for any thread, the rest for the thread that receives.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+from producers.direct.core.link_talk import LinkFailed, LinkState, LinkTalk
+from schemas.door.frames import DoorFrame
+
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
+"""Most bytes that wait for the kernel; what comes on top is dropped, and the calls are sent again when they are due."""
+RECEIVE_BYTES = 256 * 1024
+OPEN_TIMEOUT_S = 3.0
+"""How long a connection may take until it is open."""
+
+
+class NodeLink:
+    """A connection to ``address`` (``host:port``). Raises LinkFailed if the address cannot be resolved or reached."""
+
+    def __init__(self, address: str, client: str) -> None:
+        self.address = address
+        self._talk = LinkTalk(address, client)
+        self._lock = threading.Lock()
+        self._unsent = bytearray(self._talk.begin())
+        self._begun_s = time.monotonic()
+        self._connected = False
+        self._greeted = False
+        self.was_open = False
+        """Whether requests could ever be written."""
+        self.sock = self._connect(address)
+
+    @staticmethod
+    def _connect(address: str) -> socket.socket:
+        host, _, port = address.rpartition(":")
+        try:
+            family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[
+                0
+            ]
+            sock = socket.socket(family, kind, protocol)
+        except (OSError, ValueError, OverflowError) as error:
+            raise LinkFailed(f"{address}: {error}") from error
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        found = sock.connect_ex(place)
+        if found not in (0, errno.EINPROGRESS):
+            sock.close()
+            raise LinkFailed(f"{address}: {errno.errorcode.get(found, found)}")
+        return sock
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests may be written."""
+        return self._talk.state is LinkState.OPEN
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether bytes wait for the kernel, or the connection is being made."""
+        return bool(self._unsent) or not self._connected
+
+    def write(self, data: bytes) -> bool:
+        """Send bytes, or keep them; returns False if they were dropped."""
+        with self._lock:
+            if len(self._unsent) + len(data) > MAX_UNSENT_BYTES:
+                return False
+            if self._unsent:
+                self._unsent += data
+                return True
+            self._unsent += data[self._send(data) :]
+        return True
+
+    def on_writable(self) -> None:
+        """Send what waits; raises LinkFailed if the connection could not be made."""
+        if not self._connected:
+            fault = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if fault:
+                raise LinkFailed(f"{self.address}: {errno.errorcode.get(fault, fault)}")
+            self._connected = True
+        with self._lock:
+            del self._unsent[: self._send(bytes(self._unsent))]
+
+    def _send(self, data: bytes) -> int:
+        try:
+            return self.sock.send(data)
+        except OSError:  # not now, or the connection is broken: receiving tells
+            return 0
+
+    def receive(self) -> Iterator[DoorFrame]:
+        """Yield the frames that have arrived; raises LinkFailed."""
+        try:
+            data = self.sock.recv(RECEIVE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            raise LinkFailed(f"{self.address}: {error.strerror}") from error
+        try:
+            for frame in self._talk.hear(data):
+                self._greet()
+                yield frame
+        except LinkFailed as error:
+            raise LinkFailed(f"{self.address}: {error}") from error
+        self._greet()
+
+    def _greet(self) -> None:
+        """Say HELLO once the node has switched."""
+        if not self._greeted and self._talk.state is not LinkState.UPGRADING:
+            self._greeted = True
+            self.write(self._talk.hello())
+        self.was_open = self.was_open or self.is_open
+
+    def look(self, now_s: float) -> None:
+        """Raise LinkFailed if the connection is not open after OPEN_TIMEOUT_S."""
+        if not self.is_open and now_s - self._begun_s > OPEN_TIMEOUT_S:
+            raise LinkFailed(f"{self.address}: no answer in {OPEN_TIMEOUT_S:.0f} s ({self._talk.state.value})")
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()

@@ -1,0 +1,374 @@
+"""A node's side of the direct door: what a peer may send and hold up, on real sockets and on a transport of the test's."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
+
+import httpx
+import pytest
+from crc32c import crc32c
+
+from om_processors.doors import direct_door, door_connection
+from om_processors.doors.door_connection import GREETING_S, HALF_FRAME_S, DoorConnection
+from om_processors.doors.door_lookups import MAX_KEYS, found_rows
+from schemas.codecs.codec import decode_as, encode
+from schemas.codecs.envelopes import MAX_ENVELOPE_MESSAGES, responses_in
+from schemas.door.frames import UPGRADE, DoorFrame, DoorFrames, DoorKind, door_frame
+from schemas.door.talk import DoorRole, DoorState, DoorTalk
+from schemas.records.datanode import StreamError
+from schemas.records.door import DoorLeaders, DoorRead, DoorRows
+from schemas.records.messages import CreateVolume, Requests, Response
+from tests.support.om.door_site import DoorSite
+from tests.support.om.om_world import request_of
+
+WAIT_S = 30.0
+UPGRADING = f"GET /v1/door HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}\r\n\r\n".encode()
+HELLO = DoorTalk(DoorRole.CLIENT, "c0ffee").hello()
+
+
+@pytest.fixture
+def site() -> Iterator[DoorSite]:
+    found = DoorSite()
+    yield found
+    found.close()
+
+
+class Peer:
+    """A client without rules: it sends any bytes."""
+
+    def __init__(self, site: DoorSite, first: bytes = UPGRADING + HELLO) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", site.port), WAIT_S)
+        self.sock.settimeout(WAIT_S)
+        self.frames = DoorFrames(DoorRole.CLIENT.hears)
+        self.sock.sendall(first[: len(UPGRADING)])
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += self.sock.recv(1)
+        assert head.startswith(b"HTTP/1.1 101 "), head
+        self.sock.sendall(first[len(UPGRADING) :])
+        self.heard: list[DoorFrame] = []
+
+    def hear(self, kind: DoorKind) -> DoorFrame:
+        """Return the next frame of a kind; those before it are passed over."""
+        while True:
+            while self.heard:
+                if (frame := self.heard.pop(0)).kind is kind:
+                    return frame
+            data = self.sock.recv(65536)
+            assert data, "the node has closed the connection"
+            self.heard += self.frames.take(data)
+
+    def refusal(self) -> str:
+        """Return why the node ends the connection; it must end."""
+        error = decode_as(StreamError, self.hear(DoorKind.ERROR).payload)
+        while self.sock.recv(65536):
+            pass
+        return error.message
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def test_the_door_is_for_those_who_know_it(site: DoorSite):
+    answer = httpx.get(f"http://{site.address}/v1/door", trust_env=False)
+    assert (answer.status_code, answer.headers["Upgrade"]) == (426, UPGRADE)
+    foreign = httpx.get(
+        f"http://{site.address}/v1/door", headers={"Origin": "http://evil.example", "Upgrade": UPGRADE}, trust_env=False
+    )
+    assert foreign.status_code == 403, "a page of another origin"
+
+
+def test_a_node_tells_who_leads_and_when_that_changes(site: DoorSite):
+    with Peer(site) as peer:
+        first = decode_as(DoorLeaders, peer.hear(DoorKind.LEADERS).payload)
+        assert (first.shards, first.leaders[0].address) == (1, "")
+        site.lead(term=4)
+        told = decode_as(DoorLeaders, peer.hear(DoorKind.LEADERS).payload)
+        assert (told.leaders[0].term, told.leaders[0].node, told.leaders[0].address) == (4, "om1", site.address)
+
+
+def test_requests_for_a_leader_elsewhere_are_refused_behind_a_word_on_who_leads(site: DoorSite):
+    site.follow(7, "om2", "10.0.0.2:9871")
+    requests = [encode(request_of(CreateVolume(volume=f"v{n}"))) for n in range(3)]
+    with Peer(site) as peer:
+        peer.sock.sendall(door_frame(DoorKind.REQUESTS, encode(Requests(requests=requests))))
+        answers = [decode_as(Response, one) for one in responses_in(peer.hear(DoorKind.ANSWERS).payload)]
+    assert {answer.status for answer in answers} == {"NOT_LEADER"}
+    assert len(answers) == 3
+    assert answers[0].message == "shard 0 is not led by om1, but by om2"
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (door_frame(DoorKind.HELLO, b"\x00"), "HELLO frame out of place"),
+        (b"GET / HTTP/1.1\r\n\r\n\r\n\r\n", "a frame begins with b'GE'"),
+        (door_frame(DoorKind.REQUESTS, b"", shard=1), "there is no shard 1; there are 0..0"),
+        (door_frame(DoorKind.ANSWERS, b""), "kind ANSWERS is not taken here"),
+        (door_frame(DoorKind.READ, b"nonsense"), "not a valid|fingerprint|single-object"),
+        (door_frame(DoorKind.REQUESTS, b"nonsense"), "not a valid|fingerprint|single-object"),
+        (b"SO\x01\x02" + bytes(8) + (2**31).to_bytes(4, "big") + bytes(4), "2147483648 bytes"),
+        (
+            door_frame(DoorKind.REQUESTS, encode(Requests(requests=[b""] * (MAX_ENVELOPE_MESSAGES + 1)))),
+            f"an envelope of {MAX_ENVELOPE_MESSAGES + 1} requests",
+        ),
+    ],
+)
+def test_a_peer_that_breaks_the_rules_is_told_and_left(site: DoorSite, sent: bytes, why: str):
+    with Peer(site) as bad, Peer(site) as good:
+        bad.sock.sendall(sent)
+        assert re.search(why, bad.refusal())
+        site.lead()
+        good.sock.sendall(door_frame(DoorKind.REQUESTS, encode(request_of(CreateVolume(volume="v")))))
+        assert decode_as(Response, good.hear(DoorKind.ANSWERS).payload).status == "OK"
+    wait_until(lambda: site.door.connections == 0)
+
+
+def test_any_bytes_end_one_connection_and_nothing_else(site: DoorSite):
+    leader = site.lead()
+    rng = random.Random(18)
+    value = encode(request_of(CreateVolume(volume="v")))
+    for _ in range(40):
+        frame = bytearray(door_frame(DoorKind.REQUESTS, value))
+        for _ in range(rng.randrange(1, 4)):
+            frame[rng.randrange(len(frame))] = rng.randrange(256)
+        if rng.random() < 0.5:  # a right checksum, and any content
+            del frame[16:20]
+            frame[16:16] = crc32c(bytes(frame[16:]), crc32c(bytes(frame[:16]))).to_bytes(4, "big")
+        with Peer(site) as peer:
+            peer.sock.sendall(bytes(frame))
+            peer.sock.shutdown(socket.SHUT_WR)
+            while peer.sock.recv(65536):
+                pass
+    wait_until(lambda: site.door.connections == 0)
+    assert not leader.calls, "whatever was executed was answered"
+    with Peer(site) as peer:
+        peer.sock.sendall(door_frame(DoorKind.REQUESTS, value))
+        assert decode_as(Response, peer.hear(DoorKind.ANSWERS).payload).status == "OK"
+
+
+def test_more_connections_than_are_taken_are_refused(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(direct_door, "MAX_DOOR_CONNECTIONS", 2)
+    with Peer(site), Peer(site):
+        answer = httpx.get(f"http://{site.address}/v1/door", headers={"Upgrade": UPGRADE}, trust_env=False)
+        assert (answer.status_code, answer.json()["error"]) == (503, "OVERLOADED")
+        assert "2 direct connections are open at om1" in answer.json()["message"]
+    wait_until(lambda: site.door.connections == 0)
+    with Peer(site):
+        pass
+
+
+# -- bounds, on a transport of the test's ------------------------------------------------------------------------------
+
+
+class Wire(asyncio.Transport):
+    """What a connection does with its transport."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+        self.unsent = 0
+        self.reads = True
+        self.ended = ""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.ended
+        self.sent += data
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def is_closing(self) -> bool:
+        return bool(self.ended)
+
+    def pause_reading(self) -> None:
+        assert self.reads
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        assert not self.reads
+        self.reads = True
+
+    def close(self) -> None:
+        self.ended = self.ended or "closed"
+
+    def abort(self) -> None:
+        self.ended = "aborted"
+
+
+class Host:
+    """A node that keeps what comes."""
+
+    node, cluster, shards = "om1", "c", 2
+
+    def __init__(self) -> None:
+        self.loop: Any = self
+        self.now_s = 1000.0
+        self.requests: list[tuple[int, Sequence[bytes], bytes | None]] = []
+        self.ended = 0
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_soon_threadsafe(self, act: Callable[[], None]) -> None:
+        act()
+
+    def submit(self, connection: Any, shard: int, requests: Sequence[bytes], proof: bytes | None) -> None:
+        assert isinstance(connection, DoorConnection)
+        self.requests.append((shard, requests, proof))
+
+    def look_up(self, reads: Any) -> None:
+        for _, told in reads:
+            told(DoorRows(status="OK", message="", shard=0, index=1, rows=[]))
+
+    def leaders(self) -> DoorLeaders:
+        return DoorLeaders(shards=2, leaders=[])
+
+
+class Case:
+    def __init__(self) -> None:
+        self.host = Host()
+        self.wire = Wire()
+        self.connection = DoorConnection(self.host, self.host.loop, lambda _: None)
+        self.connection.connection_made(self.wire)
+
+    def heard(self) -> list[DoorFrame]:
+        return list(DoorFrames(DoorRole.CLIENT.hears).take(self.wire.sent))
+
+    def why(self) -> str:
+        return decode_as(StreamError, self.heard()[-1].payload).message
+
+
+@pytest.fixture
+def case() -> Case:
+    return Case()
+
+
+def test_a_connection_with_too_much_unanswered_is_not_read(case: Case, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(door_connection, "MAX_UNANSWERED", 3)
+    case.connection.data_received(HELLO)
+    case.connection.data_received(door_frame(DoorKind.REQUESTS, b"one", shard=1) * 4)
+    assert len(case.host.requests) == 4
+    assert not case.wire.reads
+    case.connection.answer(1, [b"an answer"])
+    assert case.wire.reads
+
+
+def test_bytes_count_too(case: Case, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(door_connection, "MAX_UNANSWERED_BYTES", 1000)
+    case.connection.data_received(HELLO + door_frame(DoorKind.REQUESTS, b"x" * 1001))
+    assert not case.wire.reads
+    case.connection.answer(0, [b"an answer"])
+    assert case.wire.reads
+    assert (case.connection._unanswered, case.connection._unanswered_bytes) == (0, 0)
+
+
+def test_a_peer_that_does_not_read_is_not_heard_and_then_left(case: Case, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(door_connection, "MAX_UNSENT_BYTES", 1000)
+    case.connection.data_received(HELLO)
+    case.connection.pause_writing()
+    assert not case.wire.reads
+    case.connection.resume_writing()
+    assert case.wire.reads
+    case.wire.unsent = 1001
+    case.connection.answer(0, [b"an answer"])
+    assert case.wire.ended == "aborted"
+    case.connection.answer(0, [b"another"])
+    case.connection.connection_lost(None)
+    case.connection.answer(0, [b"and one when it is gone"])
+
+
+def test_a_peer_that_says_nothing_is_left(case: Case):
+    case.connection.look(case.host.now_s + GREETING_S)
+    assert case.wire.ended == ""
+    case.connection.look(case.host.now_s + GREETING_S + 1)
+    assert case.wire.is_closing()
+    assert case.why() == "no HELLO within 10 s"
+
+
+def test_half_a_frame_does_not_wait_for_ever(case: Case):
+    case.connection.data_received(HELLO + door_frame(DoorKind.READ, b"row")[:-1])
+    case.connection.look(case.host.now_s + HALF_FRAME_S)
+    assert not case.wire.ended
+    case.host.now_s += HALF_FRAME_S / 2
+    case.connection.data_received(b"")
+    case.connection.look(case.host.now_s + HALF_FRAME_S / 2 + 1)
+    assert case.why() == "half a frame for 30 s"
+    assert case.connection._talk.state is DoorState.FAILED
+
+
+def test_a_connection_at_rest_is_left_alone(case: Case):
+    case.connection.data_received(HELLO)
+    case.connection.look(case.host.now_s + 10**6)
+    assert not case.wire.ended
+
+
+def test_a_frame_that_waits_because_the_node_does_not_read_is_no_fault_of_the_peer(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(door_connection, "MAX_UNANSWERED", 0)
+    case.connection.data_received(HELLO + door_frame(DoorKind.REQUESTS, b"one") + b"SO")
+    case.connection.look(case.host.now_s + 10**6)
+    assert not case.wire.ended
+
+
+def test_the_proof_is_cut_off_a_privileged_request(case: Case):
+    case.connection.data_received(HELLO + door_frame(DoorKind.PROVEN, bytes(range(32)) + b"request", shard=1))
+    assert case.host.requests == [(1, [b"request"], bytes(range(32)))]
+
+
+def test_an_answer_is_one_envelope(case: Case):
+    case.connection.data_received(HELLO)
+    case.connection.answer(1, [b"a", b"b"])
+    frame = case.heard()[-1]
+    assert (frame.kind, frame.shard, responses_in(frame.payload)) == (DoorKind.ANSWERS, 1, [b"a", b"b"])
+
+
+# -- lookups -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lookup_has_one_key_or_more(site: DoorSite):
+    for count in (0, MAX_KEYS + 1):
+        read = DoorRead(consistency="stale", index=0, volume="vol1", bucket="bucket1", keys=["k"] * count)
+        with Peer(site) as peer:
+            peer.sock.sendall(door_frame(DoorKind.READ, encode(read), number=9))
+            frame = peer.hear(DoorKind.ROWS)
+        assert frame.number == 9
+        assert decode_as(DoorRows, frame.payload).message == f"a lookup of {count} keys; 1 to 1000 are taken"
+
+
+def test_keys_of_snapshots_and_unknown_consistencies_are_refused(site: DoorSite):
+    for key, consistency, status in (
+        (".snapshot/s/k", "stale", "NOT_SUPPORTED_OPERATION"),
+        ("k", "x", "INVALID_REQUEST"),
+    ):
+        read = DoorRead(consistency=consistency, index=0, volume="vol1", bucket="bucket1", keys=[key])
+        with Peer(site) as peer:
+            peer.sock.sendall(door_frame(DoorKind.READ, encode(read)))
+            assert decode_as(DoorRows, peer.hear(DoorKind.ROWS).payload).status == status
+
+
+def test_rows_have_a_limit(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
+    site.add_key("a")
+    _, view = site.moment()
+    monkeypatch.setattr("om_processors.doors.door_lookups.MAX_ROWS_BYTES", 10)
+    read = DoorRead(consistency="stale", index=0, volume="vol1", bucket="bucket1", keys=["a"])
+    assert found_rows(view, read, 0, 5).index == 5, "one row is always sent"
+    two = DoorRead(consistency="stale", index=0, volume="vol1", bucket="bucket1", keys=["a", "a"])
+    assert found_rows(view, two, 0, 5).message == "the rows of 2 keys have over 10 bytes"
