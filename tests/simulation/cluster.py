@@ -151,8 +151,11 @@ class Intake:
             self.offset += 1
             self._admit(received, taken)
         while len(taken) < limit and self.direct:
-            self._admit(Received(offset=-1, value=self.direct.popleft(), way=Knocker(self.node)), taken)
+            self._admit(self._received(self.direct.popleft()), taken)
         return taken
+
+    def _received(self, value: bytes) -> Received:
+        return Received(offset=-1, value=value, proof=SECRET.proof(value), way=Knocker(self.node))
 
     def _admit(self, received: Received, taken: list[Proposal]) -> None:
         admitted = self.node.gateway.admit(received, self.node.clock.wall_ms())
@@ -172,7 +175,7 @@ class Intake:
     def close(self) -> None:
         self.node.intake = None
         for value in self.direct:
-            self._admit(Received(offset=-1, value=value, way=Knocker(self.node)), [])
+            self._admit(self._received(value), [])
         self.calls.end("the leadership ended")
 
 

@@ -17,7 +17,7 @@ from om_processors.execution.service import refusal_response
 from replicated_db.core.applying.replica import Offered
 from replicated_db.core.ports import Entry
 from replicated_db.core.tables.memory import SequenceIds
-from schemas.codecs.codec import decode_as
+from schemas.codecs.codec import Undecodable, decode_as
 from schemas.column_families import KEY_TABLE
 from schemas.records.messages import CancelPrepare, Request, RequestBody
 from schemas.result_codes import NOT_LEADER
@@ -128,8 +128,11 @@ class World:
             intake.direct.append(value)
             self.note("sent by the direct door")
             return
+        try:
+            request = decode_as(Request, value)
+        except Undecodable:
+            return
         self.note("nobody at the direct door")
-        request = decode_as(Request, value)
         self._reply(request.client_id, refusal_response(request, 0, NOT_LEADER, "nobody leads"))
 
     def register(self, value: bytes) -> bytes:
