@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from om_processors.execution.service import OM_FAMILIES, OMService
-from om_processors.leading.gateway import Gateway, Received
+from om_processors.intake.gateway import Gateway, Received
 from om_processors.namespace.context import Contexts
 from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.leading.leader import Leader, LeaderLimits, Proposal, claim_for

@@ -28,12 +28,12 @@ from om_processors.execution.service import OM_FAMILIES, OMService
 from om_processors.fleet.heartbeats import FleetView, LatestAllocation
 from om_processors.fleet.leader_duties import LeaderDuties
 from om_processors.follower import OMFollower, guard_of, make_app, place_group
-from om_processors.leading.core.backlog import Backlog
+from om_processors.intake.core.backlog import Backlog
+from om_processors.intake.gateway import Gateway
+from om_processors.intake.intake import RequestIntake
+from om_processors.intake.outbox import KafkaOutbox
 from om_processors.leading.flusher import Flusher
-from om_processors.leading.gateway import Gateway
-from om_processors.leading.intake import RequestIntake
 from om_processors.leading.leadership import Leadership
-from om_processors.leading.outbox import KafkaOutbox
 from om_processors.leading.pulse import Pulse
 from om_processors.leading.snapshot_preparer import SnapshotPreparer
 from om_processors.namespace.context import Contexts

@@ -17,6 +17,7 @@ from typing import Self
 
 from producers.blocks.stream_options import StreamOptions
 from producers.client import CLOSE_TIMEOUT_MS, MODES, Client, logger
+from producers.connecting import open_engine
 from producers.errors import StratologError, closed_unanswered
 from producers.files.async_key_files import AsyncKeyFile
 from producers.files.key_files import KeyInput, KeyOutput, check_open
@@ -75,7 +76,7 @@ class AsyncClient:
         connect_timeout_ms: int = 15_000,
         cluster_secret: ClusterSecret | None = None,
         streams: StreamOptions | None = None,
-        open_pipeline: Callable[[RequestSettings], RequestEngine] = RequestEngine,
+        open_pipeline: Callable[[RequestSettings], RequestEngine] = open_engine,
     ) -> None:
         self._open_pipeline = open_pipeline
         self._settings: RequestSettings = make_settings(
@@ -89,7 +90,7 @@ class AsyncClient:
             nodes=nodes,
         )
         self.reads = Reads(
-            read_from or nodes, deadline_ms=deadline_ms, positions=lambda: self.positions,
+            nodes if read_from == () else read_from, deadline_ms=deadline_ms, positions=lambda: self.positions,
             find=partial(find_nodes, common_settings(bootstrap_servers)),
         )  # fmt: skip
         self._pipeline: RequestEngine | None = None
@@ -362,6 +363,12 @@ class AsyncClient:
     ) -> KeyView:
         """As :meth:`producers.Client.key_info`."""
         return await asyncio.to_thread(self.reads.key_info, volume, bucket, key, consistency=consistency)
+
+    async def key_infos(
+        self, volume: str, bucket: str, keys: Sequence[str], *, consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> list[KeyView | None]:
+        """As :meth:`producers.Client.key_infos`."""
+        return await asyncio.to_thread(self.reads.key_infos, volume, bucket, keys, consistency=consistency)
 
     async def snapshot_info(
         self, volume: str, bucket: str, snapshot: str, *, consistency: Consistency = DEFAULT_CONSISTENCY

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Literal, Self, overload
 
 from producers.blocks.stream_options import StreamOptions
+from producers.connecting import open_engine
 from producers.errors import StratologError, closed_unanswered
 from producers.files.key_files import KeyInput, KeyOutput, check_open, create_file, open_file
 from producers.files.key_streams import KeyStreams
@@ -100,10 +101,12 @@ class Client:
         )
         options = arguments.optional("streams", streams, StreamOptions)
         reads = Reads(
-            read_from or nodes, deadline_ms=deadline_ms, find=partial(find_nodes, common_settings(bootstrap_servers))
+            nodes if read_from == () else read_from,
+            deadline_ms=deadline_ms,
+            find=partial(find_nodes, common_settings(bootstrap_servers)),
         )
         try:
-            pipeline = RequestEngine(settings)
+            pipeline = open_engine(settings)
         except BaseException:
             reads.close()
             raise

@@ -18,8 +18,8 @@ from aiohttp import web
 from om_processors.doors.door_connection import DoorConnection
 from om_processors.doors.door_lookups import DoorLookups, Told
 from om_processors.execution.service import refusal_response
-from om_processors.leading.gateway import Received
-from om_processors.leading.intake import RequestIntake
+from om_processors.intake.gateway import Received
+from om_processors.intake.intake import RequestIntake
 from replicated_db.core.applying.replica import Replica
 from schemas.codecs.codec import Undecodable, decode_as
 from schemas.door.frames import DOOR_PATH, UPGRADE

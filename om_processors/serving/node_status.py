@@ -9,7 +9,7 @@ from dataclasses import asdict
 from prometheus_client.core import Metric
 
 from om_processors.config import NodeConfig
-from om_processors.leading.core.backlog import Backlog
+from om_processors.intake.core.backlog import Backlog
 from om_processors.serving.request_metrics import (
     LATENCY,
     REQUESTS,

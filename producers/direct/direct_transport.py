@@ -1,11 +1,11 @@
 """The client's way straight to the nodes and back: what the request engine uses instead of Kafka's, or beside it.
 
 A call goes to the leader of its shard, as far as known. Calls of a shard whose leader is not known or not reached wait
-here, until one is or the engine sends them again. If a connection breaks, the engine is told which shards it led to, and
-sends their calls again at once: a broken connection says nothing about outcomes.
+here, until one is or the engine sends them again. If a connection breaks, the engine is told which shards it led to,
+and sends their calls again at once: a broken connection says nothing about outcomes.
 
-One thread receives and keeps the connections (``receive``, ``serve``, ``renew``, ``close``). Any thread may ``send`` and
-``look_up``.
+One thread receives and keeps the connections (``receive``, ``serve``, ``renew``, ``close``). Any thread may ``send``
+and ``look_up``.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class DirectTransport:
     # -- the thread that receives ----------------------------------------------------------------------------------
 
     def receive(self, wait_ms: float, *, gather: bool) -> list[bytes]:
-        """Return the records of answers; waits at most ``wait_ms`` for the first, with ``gather`` until that is over."""
+        """Return the records of answers; waits for the first, ``wait_ms`` at most; with ``gather`` all that time."""
         values: list[bytes] = []
         until_s = time.monotonic() + wait_ms / 1000
         while True:

@@ -1,7 +1,7 @@
 """Lookups of keys straight at the nodes; whoever gets no answer here asks over HTTP.
 
-The rules for a lookup that is not answered are those of HTTP reads (other nodes, pauses, the deadline), so they are only
-there: this module makes one attempt.
+The rules for a lookup that is not answered are those of HTTP reads (other nodes, pauses, the deadline), so they are
+only there: this module makes one attempt.
 """
 
 from __future__ import annotations

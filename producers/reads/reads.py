@@ -8,8 +8,8 @@ What belongs here: the addresses, the paths of the nodes' HTTP API, and the way 
 3. A 4xx is final: RequestFailed with its code.
 4. ``session`` reads carry the positions that the client's own responses carried, and see at least those writes.
 5. ``node_addresses`` decides which nodes are asked, and in which order.
-6. Keys are looked up by the direct door if the client has one (``direct/key_lookups``); what it does not answer is asked
-   over HTTP.
+6. Keys are looked up by the direct door if the client has one (``direct/key_lookups``); what it does not answer is
+   asked over HTTP.
 7. A wait of more than two seconds says what it waits for (``waiting``).
 """
 
@@ -138,7 +138,9 @@ class Reads:
         """Read keys of one bucket, None for each that does not exist; each thousand of them at one moment if the client
         has ``nodes``, else one by one.
         """
+        _bucket_path(volume, bucket)
         names = [arguments.text("keys", key) for key in arguments.sequence("keys", keys, str, "str")]
+        arguments.choice("consistency", consistency, CONSISTENCIES)
         found: list[KeyView | None] = []
         for start in range(0, len(names), MAX_LOOKED_UP):
             some = names[start : start + MAX_LOOKED_UP]

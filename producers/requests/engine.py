@@ -25,8 +25,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from producers.direct.direct_transport import DirectTransport
-from producers.direct.fallback import FallbackConnection
 from producers.errors import CLIENT_CLOSED, TOO_MANY_IN_FLIGHT, ClientClosed, InvalidArgument, TooManyInFlight
 from producers.requests import arguments
 from producers.requests.caller import default_caller
@@ -191,23 +189,13 @@ def connect_to_kafka(settings: RequestSettings, client_id: bytes) -> RequestConn
     )
 
 
-def connect_to_cluster(settings: RequestSettings, client_id: bytes) -> RequestConnection:
-    """Connect as the settings say: to the nodes, to the brokers, or to both; raises NotConnected."""
-    if not settings.nodes:
-        return connect_to_kafka(settings, client_id)
-    if not settings.bootstrap_servers:
-        return DirectTransport(settings.nodes, client_id, connect_timeout_ms=settings.connect_timeout_ms)
-    kafka = connect_to_kafka(settings, client_id)
-    return FallbackConnection(kafka, DirectTransport(settings.nodes, client_id, connect_timeout_ms=None))
-
-
 class RequestEngine:
     """Submits requests and delivers their outcomes. The constructor connects and starts the poller.
 
     Raises NotConnected if no broker answers in ``settings.connect_timeout_ms``.
     """
 
-    def __init__(self, settings: RequestSettings, *, connect: Connect = connect_to_cluster) -> None:
+    def __init__(self, settings: RequestSettings, *, connect: Connect = connect_to_kafka) -> None:
         self.client_id = os.urandom(CLIENT_ID_BYTES)
         self._settings = settings
         policy = settings.policy

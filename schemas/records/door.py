@@ -41,8 +41,8 @@ class DoorRead:
 class DoorRows:
     """Answer to DoorRead: encoded KeyInfo rows in the order of the keys, None for a key that does not exist.
 
-    ``status`` is OK, or why nothing was looked up; ``shard`` and ``index`` are the shard that was read and the last index
-    that was applied there.
+    ``status`` is OK, or why nothing was looked up; ``shard`` and ``index`` are the shard that was read and the last
+    index that was applied there.
     """
 
     status: str

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from om_processors.execution.service import OM_FAMILIES, OMService
-from om_processors.leading.core.backlog import Backlog
-from om_processors.leading.gateway import Gateway
-from om_processors.leading.intake import RequestIntake
-from om_processors.leading.outbox import KafkaOutbox
+from om_processors.intake.core.backlog import Backlog
+from om_processors.intake.gateway import Gateway
+from om_processors.intake.intake import RequestIntake
+from om_processors.intake.outbox import KafkaOutbox
 from om_processors.namespace.context import Contexts
 from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.leading.leader import LeaderLimits

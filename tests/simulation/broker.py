@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from xxhash import xxh3_128_digest
 
-from om_processors.leading.gateway import Received
+from om_processors.intake.gateway import Received
 from replicated_db.core.ports import AppendRefused, DeliveryReport, Entry, LogBounds, OffsetOutOfRange
 from schemas.records.log import RequestPosition
 from tests.simulation.scheduler import Scheduler

@@ -17,9 +17,9 @@ from om_processors.execution.late import OMExecutor
 from om_processors.execution.service import OM_FAMILIES, OMService
 from om_processors.fleet.snapshot_cleanup import SnapshotCheckpoints
 from om_processors.follower import OMFollower
-from om_processors.leading.direct_calls import DirectCalls
-from om_processors.leading.gateway import Gateway, Received, resume_offset
-from om_processors.leading.request_reader import RESUME_BACK_MS
+from om_processors.intake.direct_calls import DirectCalls
+from om_processors.intake.gateway import Gateway, Received, resume_offset
+from om_processors.intake.request_reader import RESUME_BACK_MS
 from om_processors.namespace import ids as object_ids
 from om_processors.namespace.context import Allocation, Contexts
 from om_processors.namespace.snapshots import CHECKPOINT_PREFIX

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from om_processors.leading.direct_calls import DirectCalls
+from om_processors.intake.direct_calls import DirectCalls
 from om_processors.namespace.snapshots import is_checkpoint_of_snapshot
 from replicated_db.core.applying.counted import MAX_COUNTED
 from replicated_db.core.applying.replica import Offered

@@ -49,7 +49,7 @@ PURE_STANDARD = frozenset(
         "itertools", "math", "operator", "re", "string", "struct", "types", "typing", "unicodedata",
     }
 )  # fmt: skip
-PURE_THIRD_PARTY = frozenset({"xxhash", "sortedcontainers", "crc32c", "numpy"})
+PURE_THIRD_PARTY = frozenset({"xxhash", "sortedcontainers", "crc32c", "numpy", "h11"})
 PURE_ERRORS = frozenset({"om_processors", "datanode_processors", "producers"})
 """Packages whose ``errors`` module the core uses too."""
 

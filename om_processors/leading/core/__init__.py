@@ -2,5 +2,5 @@
 
 ``leadership_machine`` takes events and returns instructions (``leadership_events``) by two tables
 (``leadership_states``). It asks ``watchdog`` for reasons not to lead, and ``lending`` about loans. ``membership``
-compares the settings with the log; ``backlog`` bounds the queue.
+compares the settings with the log; ``preparation`` holds snapshots back.
 """

@@ -14,8 +14,8 @@ from aiohttp import web
 
 from om_processors.doors.direct_door import DirectDoor
 from om_processors.doors.door_lookups import DoorLookups
-from om_processors.leading.direct_calls import DirectCalls
-from om_processors.leading.gateway import Gateway, Received
+from om_processors.intake.direct_calls import DirectCalls
+from om_processors.intake.gateway import Gateway, Received
 from om_processors.serving.consistency import LINEARIZABLE, SESSION, NotReadable
 from replicated_db.core.leading.leader import Proposal, Reply
 from replicated_db.shell.web.http_guard import HttpGuard

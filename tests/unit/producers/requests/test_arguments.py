@@ -82,6 +82,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "volume_info": ({}, {"volume": NO_TEXT, "consistency": NO_CONSISTENCY}),
     "bucket_info": ({}, {"volume": NO_TEXT, "bucket": NO_TEXT, "consistency": NO_CONSISTENCY}),
     "key_info": ({}, NAMES | {"consistency": NO_CONSISTENCY}),
+    "key_infos": ({"keys": ["a"]}, {"volume": NO_TEXT, "bucket": NO_TEXT, "keys": (None, 1, "a", [1]), "consistency": NO_CONSISTENCY}),
     "snapshot_info": ({"snapshot": "s"}, {"volume": NO_TEXT, "bucket": NO_TEXT, "snapshot": NO_TEXT, "consistency": NO_CONSISTENCY}),
     "list_volumes": ({}, LISTING),
     "list_buckets": ({}, {"volume": NO_TEXT} | LISTING),
@@ -103,6 +104,7 @@ ASYNC_ALONE = {"connect"}
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "bootstrap_servers": (None, 1, "", " ", ","), "caller": NO_TEXT[1:], "deadline_ms": (None, "1", 1.5, 0, 300_001),
     "max_in_flight": (None, "1", 0), "read_from": (None, 1, "127.0.0.1:1", [1], ["ftp://h:1"]),
+    "nodes": (None, 1, "127.0.0.1:1", [1], ["h"], ["h:0"]),
     "max_linger_ms": (None, "1", -1, 1001, float("nan")), "connect_timeout_ms": (None, "1", 0),
     "cluster_secret": ("secret", b"secret"), "streams": ({}, 1),
 }  # fmt: skip

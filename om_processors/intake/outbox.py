@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from om_processors.leading.direct_calls import DirectCalls
+from om_processors.intake.direct_calls import DirectCalls
 from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.leading.leader import Reply
 from replicated_db.core.ports import Clock

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from xxhash import xxh3_128_digest
 
-from om_processors.leading.core.backlog import RecordSize
-from om_processors.leading.gateway import Received, resume_offset
+from om_processors.intake.core.backlog import RecordSize
+from om_processors.intake.gateway import Received, resume_offset
 from replicated_db.core.ports import Clock, LogUnavailable
 from replicated_db.shell.kafka.fresh_consumer import FreshConsumer
 from replicated_db.shell.kafka.kafka_log import REQUEST_TIMEOUT_S, consumer_settings

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from xxhash import xxh3_128_digest
 
 from om_processors.execution.service import refusal_response
-from om_processors.leading.direct_calls import AnswerWay
+from om_processors.intake.direct_calls import AnswerWay
 from replicated_db.core.leading.leader import Proposal, Reply
 from schemas import result_codes as codes
 from schemas.codecs.codec import Undecodable, UnknownSchema, decode_as

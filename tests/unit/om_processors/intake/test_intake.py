@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from xxhash import xxh3_128_digest
 
-from om_processors.leading import request_reader
-from om_processors.leading.core.backlog import Backlog
+from om_processors.intake.core.backlog import Backlog
+from om_processors.intake.gateway import Gateway, Received
+from om_processors.intake.intake import RequestIntake
+from om_processors.intake.outbox import KafkaOutbox
+from om_processors.intake import request_reader
 from om_processors.leading.core.preparation import RETRY_AFTER_MS
-from om_processors.leading.gateway import Gateway, Received
-from om_processors.leading.intake import RequestIntake
-from om_processors.leading.outbox import KafkaOutbox
 from replicated_db.core.leading.leader import Proposal, Reply
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.core.tables.memory import ManualClock
@@ -24,23 +24,13 @@ from replicated_db.shell.kafka.kafka_log import REQUEST_TIMEOUT_S
 from schemas.codecs.codec import decode_as, encode
 from schemas.codecs.envelopes import enveloped_requests, responses_in
 from schemas.records.log import RequestPosition
-from schemas.records.messages import CreateSnapshot, CreateVolume, PurgeBlocks, Rejected, Response
+from schemas.records.messages import CreateSnapshot, PurgeBlocks, Rejected, Response
 from schemas.result_codes import NOT_LEADER, OVERLOADED, retry_after_ms
 from schemas.topics import OM_REJECTED, OM_REQUESTS, OM_RESPONSES
 from tests.support.local.memory_broker import MemoryBroker, memory_broker
 from tests.support.local.secret import SECRET
 from tests.support.om.om_world import request_of
-
-SHARD = 1
-WAIT_S = 5.0
-
-
-def request(name: str, call_id: int = 1) -> bytes:
-    return encode(replace(request_of(CreateVolume(volume=name)), call_id=call_id, reply_partition=3))
-
-
-def position(offset: int, value: bytes) -> RequestPosition:
-    return RequestPosition(offset=offset, leader_epoch=-1, hash=xxh3_128_digest(value))
+from tests.support.om.requests import SHARD, WAIT_S, position, request
 
 
 class Case:

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from om_processors.leading.gateway import Gateway, Received
+from om_processors.intake.gateway import Gateway, Received
 from replicated_db.core.leading.leader import Proposal, Reply
 from schemas.codecs.codec import decode_as, encode
 from schemas.privilege import PRIVILEGED, ClusterSecret

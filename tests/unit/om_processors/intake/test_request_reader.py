@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from om_processors.leading.gateway import Received
-from om_processors.leading.request_reader import MAX_OUT_OF_RANGE, RESUME_BACK_MS, RequestReader
+from om_processors.intake.gateway import Received
+from om_processors.intake.request_reader import MAX_OUT_OF_RANGE, RESUME_BACK_MS, RequestReader
 from replicated_db.core.tables.memory import ManualClock
 from replicated_db.shell.kafka.kafka_log import REQUEST_TIMEOUT_S
 from schemas.codecs.codec import Undecodable, decode_as
@@ -17,7 +17,7 @@ from schemas.records.log import RequestPosition
 from schemas.records.messages import Request
 from schemas.topics import OM_REQUESTS
 from tests.support.local.memory_broker import MemoryBroker, memory_broker
-from tests.unit.om_processors.leading.test_intake import SHARD, WAIT_S, position, request
+from tests.support.om.requests import SHARD, WAIT_S, position, request
 
 
 class Case:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from om_processors.leading.core.backlog import (
+from om_processors.intake.core.backlog import (
     MAX_REFUSALS_PER_TURN,
     MAX_RETRY_AFTER_MS,
     MIN_RETRY_AFTER_MS,

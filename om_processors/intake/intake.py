@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from om_processors.execution.service import refusal_response
-from om_processors.leading.core.backlog import Backlog
+from om_processors.intake.core.backlog import Backlog
+from om_processors.intake.direct_calls import DirectCalls
+from om_processors.intake.gateway import Gateway, Received
+from om_processors.intake.outbox import KafkaOutbox
+from om_processors.intake.request_reader import RequestReader
 from om_processors.leading.core.preparation import RETRY_AFTER_MS
-from om_processors.leading.direct_calls import DirectCalls
-from om_processors.leading.gateway import Gateway, Received
-from om_processors.leading.outbox import KafkaOutbox
-from om_processors.leading.request_reader import RequestReader
 from replicated_db.core.leading.leader import Proposal, Reply
 from replicated_db.core.ports import Clock
 from schemas.codecs.codec import Undecodable
