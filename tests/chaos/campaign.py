@@ -48,7 +48,11 @@ class Load:
     clients: int = 2
     in_flight: int = 16
     rate: float = 60.0
+    doors: tuple[str, ...] = ("kafka",)
+    """By which door each client process sends, in turn: DOORS."""
 
+
+DOORS = ("kafka", "direct", "both")
 
 BURST = Load(in_flight=200, rate=0.0)
 
@@ -119,15 +123,22 @@ class Chaos:
             self.start_client()
         self.wait_progress()
 
+    def _door(self, door: str) -> list[str]:
+        settings = self.stack.settings
+        nodes = ["--nodes", ",".join(f"{node.host}:{node.port}" for node in settings.nodes)]
+        brokers = ["--bootstrap-servers", settings.bootstrap_servers]
+        return {"kafka": brokers, "direct": nodes, "both": brokers + nodes}[door]
+
     def start_client(self, load: Load | None = None) -> int:
         """Start one more client process, with a journal of its own; return its number."""
         load = load or self._load
         number = len(self._tails) + 1
         volume = self._volumes[number % len(self._volumes)]
         command: list[str | Path] = [
-            sys.executable, "-m", "tests.chaos.writer", "--bootstrap-servers", self.stack.settings.bootstrap_servers,
+            sys.executable, "-m", "tests.chaos.writer",
             "--volume", volume, "--bucket", BUCKET, "--journal", self.journal_file(number),
             "--in-flight", str(load.in_flight), "--rate", str(load.rate),
+            *self._door(load.doors[number % len(load.doors)]),
         ]  # fmt: skip
         self._tails[number] = Tail(self.journal_file(number))
         self.clients[number] = spawn(command, log=self._folder / "clients.log", detached=False)

@@ -23,7 +23,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from tests.chaos.campaign import Plan, run
+from tests.chaos.campaign import DOORS, Plan, run
 from tests.chaos.registry import FAULTS
 
 
@@ -71,7 +71,7 @@ def _stop_soon(stop: threading.Event) -> None:
 
 def _plan(options: argparse.Namespace) -> Plan:
     fault = FAULTS[options.fault]
-    given = {name: getattr(options, name) for name in ("clients", "in_flight", "rate")}
+    given = {name: getattr(options, name) for name in ("clients", "in_flight", "rate", "doors")}
     load = replace(fault.load, **{name: value for name, value in given.items() if value is not None})
     return Plan(
         fault=fault, times=options.times, acknowledged=options.acknowledged, brokers=options.brokers or fault.brokers,
@@ -90,9 +90,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--session-timeout-ms", type=int, default=2_000)
     parser.add_argument("--clients", type=int, help="client processes")
     parser.add_argument("--in-flight", type=int, help="chains of requests in each")
+    parser.add_argument(
+        "--doors", type=_doors, help=f"the client processes' ways to the leader, in turn: some of {', '.join(DOORS)}"
+    )
     parser.add_argument("--rate", type=float, help="keys a second in each; 0 = as fast as they are answered")
     parser.add_argument("--seed", type=int, default=1)
     return parser
+
+
+def _doors(text: str) -> tuple[str, ...]:
+    found = tuple(text.split(","))
+    if not set(found) <= set(DOORS):
+        raise argparse.ArgumentTypeError(f"{text!r}: some of {', '.join(DOORS)}, with commas between")
+    return found
 
 
 def _command() -> str:

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -96,13 +96,13 @@ class Writer:
             done(error)
 
 
-def connected(bootstrap_servers: str, max_in_flight: int) -> Client:
-    """Connect, while brokers are down too: where nobody listens a client says so at once, and it is tried again."""
+def connected(bootstrap_servers: str, max_in_flight: int, nodes: Sequence[str] = ()) -> Client:
+    """Connect, straight to ``nodes`` too if any are given, while brokers are down too: where nobody listens a client says so at once, and it is tried again."""
     deadline_s = time.monotonic() + CONNECT_S
     while True:
         try:
             return Client(
-                bootstrap_servers, caller="chaos", deadline_ms=DEADLINE_MS, max_in_flight=max_in_flight,
+                bootstrap_servers, nodes=nodes, caller="chaos", deadline_ms=DEADLINE_MS, max_in_flight=max_in_flight,
                 connect_timeout_ms=int(CONNECT_S * 1000),
             )  # fmt: skip
         except NotConnected:
@@ -113,14 +113,18 @@ def connected(bootstrap_servers: str, max_in_flight: int) -> Client:
 def main() -> int:
     """Write until SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bootstrap-servers", required=True)
+    parser.add_argument("--bootstrap-servers", default="")
+    parser.add_argument(
+        "--nodes", default="", help="addresses of nodes, with commas between: requests go straight there"
+    )
     parser.add_argument("--volume", required=True)
     parser.add_argument("--bucket", required=True)
     parser.add_argument("--journal", required=True, type=Path)
     parser.add_argument("--in-flight", type=int, default=16)
     parser.add_argument("--rate", type=float, default=0.0)
     options = parser.parse_args()
-    client = connected(options.bootstrap_servers, 2 * options.in_flight + 16)
+    nodes = list(filter(None, options.nodes.split(",")))
+    client = connected(options.bootstrap_servers, 2 * options.in_flight + 16, nodes)
     client.close_timeout_ms = CLOSE_TIMEOUT_MS
     with client:
         lines = journal.Writing(options.journal, client.client_id.hex(), options.volume, options.bucket)

@@ -347,7 +347,8 @@ class Faults:
     def restart(self, number: int) -> None:
         node = self.world.node(number)
         if not node.up:
-            if node.name in self.world.invariants.diverged and number >> 8 & 1:
+            # Who has no peer to take a checkpoint from is started as it is: an operator loses nothing by that.
+            if node.name in self.world.invariants.diverged and number >> 8 & 1 and self.world.may_rebuild(node):
                 self.world.rebuild(node)
             else:
                 node.boot()

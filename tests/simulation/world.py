@@ -277,14 +277,21 @@ class World:
         self.invariants.restore(node)
         node.rebuild(self._peer_of(node) if self.log.first else None)
 
-    def _peer_of(self, node: Node) -> Node:
-        """Return whose checkpoint a node installs: the log has no beginning to replay any more."""
+    def may_rebuild(self, node: Node) -> bool:
+        """Whether there is a log, or a peer, to rebuild a node from."""
+        return not self.log.first or bool(self._healthy_peers(node))
+
+    def _healthy_peers(self, node: Node) -> list[Node]:
         invariants = self.invariants
-        healthy = [
+        return [
             peer for name, peer in self.nodes.items()
             if peer is not node and name not in invariants.diverged and name not in invariants.tainted
             and peer.stored_position().offset >= self.log.first
         ]  # fmt: skip
+
+    def _peer_of(self, node: Node) -> Node:
+        """Return whose checkpoint a node installs: the log has no beginning to replay any more."""
+        healthy = self._healthy_peers(node)
         if not healthy:
             raise Violation(f"{node.name} has no peer to take a checkpoint from")
         return max(healthy, key=lambda peer: peer.stored_position().offset)
