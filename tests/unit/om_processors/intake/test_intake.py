@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from xxhash import xxh3_128_digest
 
+from om_processors.intake import request_reader
 from om_processors.intake.core.backlog import Backlog
 from om_processors.intake.gateway import Gateway, Received
 from om_processors.intake.intake import RequestIntake
 from om_processors.intake.outbox import KafkaOutbox
-from om_processors.intake import request_reader
 from om_processors.leading.core.preparation import RETRY_AFTER_MS
 from replicated_db.core.leading.leader import Proposal, Reply
 from replicated_db.core.ports import LogUnavailable
