@@ -31,13 +31,14 @@ class Received:
     """A request in a record of ``om.requests``; ``position`` is set if a reader may resume behind the record once it
     has read this request.
 
-    ``proof`` is the record's key (``schemas.privilege``); requests of an envelope have none.
+    ``key`` is the record's: a privileged request's proof (``schemas.privilege``), or where its trace is
+    (``schemas.trace_context``). Requests of an envelope have none.
     """
 
     offset: int
     value: bytes
     position: RequestPosition | None = None
-    proof: bytes | None = None
+    key: bytes | None = None
 
 
 def resume_offset(
@@ -74,7 +75,7 @@ class Gateway:
             request = decode_as(Request, value)
         except Undecodable as error:
             return self.reject(received, error, now_ms)
-        if is_privileged(request.body) and not self._secret.proves(received.proof, value):
+        if is_privileged(request.body) and not self._secret.proves(received.key, value):
             return self._unproven(request, received)
         return self._proposal(request, received)
 
@@ -99,7 +100,7 @@ class Gateway:
         )
 
     def _unproven(self, request: Request, received: Received) -> Reply:
-        what = "has no proof of" if received.proof is None else "has a proof of another secret than"
+        what = "has no proof of" if received.key is None else "has a proof of another secret than"
         message = (
             f"{type(request.body).__name__} is for the cluster's members and operators, and the request {what} the "
             "cluster's secret: "

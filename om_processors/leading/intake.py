@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from xxhash import xxh3_128_digest
@@ -33,6 +34,9 @@ from schemas.records.messages import CreateSnapshot, Rejected
 from schemas.result_codes import OVERLOADED, with_retry_after
 from schemas.topics import OM_REQUESTS
 
+if TYPE_CHECKING:
+    from replicated_db.shell.tracing.leader_spans import LeaderSpans
+
 RESUME_BACK_MS = 10 * 60 * 1000
 """How far back reading resumes when the hint cannot be trusted; older requests have expired."""
 
@@ -49,6 +53,7 @@ class RequestIntake:
         self, *, bootstrap_servers: str, shard: int, gateway: Gateway, outbox: KafkaOutbox, clock: Clock,
         hint: RequestPosition | None, log: Callable[[str], None], backlog: Backlog,
         beat: Callable[[float], None] = lambda _: None, may_take_snapshot: Callable[[], bool] = lambda: True,
+        spans: LeaderSpans | None = None,
     ) -> None:  # fmt: skip
         """Place the consumer.
 
@@ -56,6 +61,7 @@ class RequestIntake:
         ``may_take_snapshot`` is asked at each CreateSnapshot; if it says no, the client is to ask again soon.
         """
         self._may_take_snapshot = may_take_snapshot
+        self._spans = spans
         self._beat = beat
         self._shard = shard
         self._gateway = gateway
@@ -80,11 +86,14 @@ class RequestIntake:
         now_ms = self._clock.wall_ms()
         proposals: list[Proposal] = []
         while left_over and len(proposals) < limit:
-            admitted = self._gateway.admit(left_over.popleft(), now_ms)
+            received = left_over.popleft()
+            admitted = self._gateway.admit(received, now_ms)
             if isinstance(admitted, Proposal) and self._is_early(admitted):
                 self._outbox.reply([self._later(admitted)])
             elif isinstance(admitted, Proposal):
                 proposals.append(admitted)
+                if self._spans is not None and received.key is not None:
+                    self._spans.begin(admitted, received.key)
             elif isinstance(admitted, Reply):
                 self._outbox.reply([admitted])
             else:
@@ -165,9 +174,9 @@ class RequestIntake:
             leader_epoch=-1 if leader_epoch is None else leader_epoch,
             hash=xxh3_128_digest(value),
         )
-        # Requests in an envelope have no proof.
-        proof = key if requests[-1] is value else None
-        self._left_over.append(Received(offset=offset, value=requests[-1], position=position, proof=proof))
+        # A key speaks for a request that is a record of its own.
+        own = key if requests[-1] is value else None
+        self._left_over.append(Received(offset=offset, value=requests[-1], position=position, key=own))
 
     def _reject(self, rejected: Rejected) -> None:
         self._log(f"rejected offset {rejected.offset} of {OM_REQUESTS}/{self._shard}: {rejected.message}")

@@ -22,10 +22,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from producers.errors import CLIENT_CLOSED, TOO_MANY_IN_FLIGHT, ClientClosed, InvalidArgument, TooManyInFlight
+from producers.errors import (
+    CLIENT_CLOSED,
+    TOO_MANY_IN_FLIGHT,
+    ClientClosed,
+    InvalidArgument,
+    StratologError,
+    TooManyInFlight,
+)
 from producers.requests import arguments
+from producers.requests.call_spans import spans_of
 from producers.requests.caller import default_caller
 from producers.requests.core.calls import (
     MAX_DEADLINE_MS,
@@ -45,6 +53,9 @@ from schemas.codecs.envelopes import responses_in
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import RequestBody, Response
 from schemas.topics import SILENT_BROKER_MS
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 logger = logging.getLogger("stratolog.client")
 
@@ -72,6 +83,7 @@ class RequestSettings:
     max_linger_ms: float = 10.0
     connect_timeout_ms: int = 15_000
     secret: ClusterSecret | None = None
+    tracer: Tracer | None = None
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -92,6 +104,7 @@ def make_settings(
     max_linger_ms: float,
     connect_timeout_ms: int,
     cluster_secret: ClusterSecret | None = None,
+    tracer: Tracer | None = None,
 ) -> RequestSettings:
     """Return a client's settings; raises TypeError, InvalidArgument.
 
@@ -109,6 +122,7 @@ def make_settings(
         max_linger_ms=arguments.measure("max_linger_ms", max_linger_ms, 0, MAX_LINGER_MS),
         connect_timeout_ms=arguments.number("connect_timeout_ms", connect_timeout_ms, 1),
         secret=arguments.optional("cluster_secret", cluster_secret, ClusterSecret),
+        tracer=tracer,
     )
 
 
@@ -167,6 +181,7 @@ class RequestEngine:
     def __init__(self, settings: RequestSettings, *, connect: Connect = connect_to_kafka) -> None:
         self.client_id = os.urandom(CLIENT_ID_BYTES)
         self._settings = settings
+        self.spans = spans_of(settings.tracer)
         policy = settings.policy
         self._transport = connect(settings, self.client_id)
         self.shards = self._transport.shards
@@ -212,13 +227,26 @@ class RequestEngine:
         the deadline, or at once on the poller itself. Raises RequestFailed for a body that cannot be sent,
         ClientClosed on a closed client.
         """
+        span = self.spans.call(body)
+        if span is None:
+            self._submit(body, done, None)
+            return
+        try:
+            self._submit(body, span.before(done), span.key)
+        except StratologError as error:
+            span.end(error)
+            raise
+
+    def _submit(self, body: RequestBody, done: Done, trace_key: bytes | None) -> None:
         on_poller = threading.current_thread() is self._poller
         with self._lock:
             if not on_poller:
                 self._wait_for_room(body)
             if self._closed is not None:
                 raise ClientClosed(CLIENT_CLOSED, self._closed, request=body)
-            call = self._calls.begin(body, done, now_ms=_now_ms(), wall_ms=time.time_ns() // 1_000_000)
+            call = self._calls.begin(
+                body, done, now_ms=_now_ms(), wall_ms=time.time_ns() // 1_000_000, trace_key=trace_key
+            )
             self._outbox.append(call)
             send = not on_poller and (self._linger_ms == 0.0 or len(self._outbox) >= OUTBOX_CALLS)
         if send:

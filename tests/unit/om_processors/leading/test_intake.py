@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +54,7 @@ class Case:
         self.beats: list[float] = []
         self.backlog = Backlog(max_queued=100)
         self.may_take_snapshot = True
+        self.spans: Any = None
         self.outbox = KafkaOutbox(broker.bootstrap_servers, self.clock, self.noted.append, lambda _: None)
         self.opened: list[RequestIntake] = []
 
@@ -61,7 +63,7 @@ class Case:
             bootstrap_servers=servers or self.broker.bootstrap_servers, shard=SHARD,
             gateway=Gateway(shard=SHARD, node="om1", secret=SECRET), outbox=self.outbox, clock=self.clock, hint=hint,
             log=self.noted.append, backlog=self.backlog, beat=self.beats.append,
-            may_take_snapshot=lambda: self.may_take_snapshot,
+            may_take_snapshot=lambda: self.may_take_snapshot, spans=self.spans,
         )  # fmt: skip
         self.opened.append(found)
         return found
@@ -383,3 +385,17 @@ def test_without_a_hint_the_last_ten_minutes_are_read_again(case: Case):
     assert asked == [([(OM_REQUESTS, SHARD, case.clock.wall_ms() - RESUME_BACK_MS)], REQUEST_TIMEOUT_S)]
     assert names(take(found, 2)) == ["vol2", "vol3"]
     assert RESUME_BACK_MS == 600_000
+
+
+def test_a_request_of_its_own_record_is_traced_by_the_records_key(case: Case):
+    """A privileged one's key is its proof, and an envelope's key speaks for none of its requests."""
+    seen: list[tuple[str, bytes]] = []
+    spans: Any = SimpleNamespace(begin=lambda proposal, key: seen.append((proposal.request_type, key)))
+    case.spans = spans
+    found = case.start()
+    (envelope,) = enveloped_requests([request("vol2", 2), request("vol3", 3)])
+    case.say(request("vol1"), key=b"a key")
+    case.say(envelope, key=b"a key")
+    case.say(request("vol4", 4))
+    assert names(take(found, 4)) == ["vol1", "vol2", "vol3", "vol4"]
+    assert seen == [("CreateVolume", b"a key")]
