@@ -1,4 +1,4 @@
-"""How many traced requests a process attends to: whoever may send requests may ask for spans."""
+"""The bounds of tracing: whoever may send requests may ask for spans. It imports nothing of OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from collections.abc import Callable
 
 TRACED_PER_S = 1_000
 """Traced requests, or records with traced requests, in a second at most; the others leave no spans here."""
+
+MAX_OPEN = 1_000
+"""Traced requests of a shard that are at work at the same time; further ones leave no spans."""
+
+MAX_HEADERS = 16
+"""Traced requests that a record of the log names; followers leave no spans of further ones."""
+
+TRACED_FOR_MS = 10 * 60 * 1000
+"""How old a record of the log may be when its requests still leave spans."""
 
 
 class SpanBudget:

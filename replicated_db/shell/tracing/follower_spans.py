@@ -11,12 +11,8 @@ from collections.abc import Callable, Iterable
 from opentelemetry.trace import SpanKind, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from replicated_db.shell.tracing.budget import SpanBudget
-from replicated_db.shell.tracing.leader_spans import MAX_HEADERS
+from replicated_db.shell.tracing.budget import MAX_HEADERS, TRACED_FOR_MS, SpanBudget
 from schemas.trace_context import TRACEPARENT, traceparent_of
-
-TRACED_FOR_MS = 10 * 60 * 1000
-"""How old a record may be when its requests still leave spans."""
 
 PROPAGATOR = TraceContextTextMapPropagator()
 

@@ -20,14 +20,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from replicated_db.core.leading.leader import Proposal, Reply
-from replicated_db.shell.tracing.budget import SpanBudget
+from replicated_db.shell.tracing.budget import MAX_HEADERS, MAX_OPEN, SpanBudget
 from schemas.trace_context import TRACEPARENT, traceparent_of
-
-MAX_OPEN = 1_000
-"""Traced requests of a shard that are at work at the same time; further ones leave no spans."""
-
-MAX_HEADERS = 16
-"""Traced requests that a record of the log names; followers leave no spans of further ones."""
 
 PROPAGATOR = TraceContextTextMapPropagator()
 

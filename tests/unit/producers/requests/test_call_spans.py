@@ -115,7 +115,12 @@ def test_a_key_has_a_span_with_its_blocks_below(sight: Sight):
     assert names == ["CreateVolume", "write block", "write block", "write block", "write key"]
     *below, whole = sight.ended()
     assert [span.parent for span in below] == [whole.context] * 4
-    assert [span.status.status_code for span in below] == [StatusCode.UNSET, StatusCode.UNSET, StatusCode.ERROR, StatusCode.ERROR]
+    assert [span.status.status_code for span in below] == [
+        StatusCode.UNSET,
+        StatusCode.UNSET,
+        StatusCode.ERROR,
+        StatusCode.ERROR,
+    ]
     assert dict(below[1].attributes or {}) == {
         "stratolog.pipeline": "pipeline-1", "stratolog.datanodes": "dn1,dn2,dn3", "stratolog.bytes": 7,
     }  # fmt: skip

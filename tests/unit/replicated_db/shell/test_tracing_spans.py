@@ -18,9 +18,9 @@ from opentelemetry.trace import SpanContext, StatusCode
 
 from replicated_db.core.leading.leader import Proposal, Reply
 from replicated_db.shell.tracing import leader_spans
-from replicated_db.shell.tracing.budget import SpanBudget
-from replicated_db.shell.tracing.follower_spans import TRACED_FOR_MS, FollowerSpans
-from replicated_db.shell.tracing.leader_spans import MAX_HEADERS, LeaderSpans
+from replicated_db.shell.tracing.budget import MAX_HEADERS, TRACED_FOR_MS, SpanBudget
+from replicated_db.shell.tracing.follower_spans import FollowerSpans
+from replicated_db.shell.tracing.leader_spans import LeaderSpans
 from schemas.trace_context import TRACEPARENT, TRACEPARENT_BYTES
 from tests.support.replicated.kit import propose, put
 from tests.unit.replicated_db.shell.test_following import Following
@@ -137,7 +137,9 @@ def test_a_key_that_names_no_trace_leaves_no_spans(sight: Sight, key: bytes):
     spans = LeaderSpans(sight.tracer, 0)
     spans.begin(propose(put(b"k", b"v")), key)
     assert len(spans) == 0
-    FollowerSpans(sight.tracer, now_ns=lambda: 0).applied([(TRACEPARENT, key), ("x", KEY), (TRACEPARENT, None)], 0, 1, 0, 0)
+    FollowerSpans(sight.tracer, now_ns=lambda: 0).applied(
+        [(TRACEPARENT, key), ("x", KEY), (TRACEPARENT, None)], 0, 1, 0, 0
+    )
     assert sight.ended() == {}
 
 
