@@ -22,7 +22,7 @@ COPY stratolog ./stratolog
 # The compiler is for the codec in C alone. The versions are those that the tests have passed with.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev \
-    && pip install --no-cache-dir --constraint requirements-dev.lock '.[om,datanode,ui,spark]' \
+    && pip install --no-cache-dir --constraint requirements-dev.lock '.[om,datanode,ui,tracing,spark]' \
     && apt-get purge -y --auto-remove gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=jars /jars /var/cache/stratolog/jars/spark-4.0.0

@@ -70,7 +70,7 @@ install: $(STAMP) ## make .venv with the stratolog command in it, and fetch the 
 
 $(STAMP): | check-tools
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(LOCKED) --editable '.[om,datanode,ui,spark,dev]'
+	$(BIN)/python -m pip install --quiet $(LOCKED) --editable '.[om,datanode,ui,tracing,spark,dev]'
 	$(BIN)/stratolog jars fetch
 	@rm -f $(VENV)/.stratolog-*
 	@touch $@
@@ -153,7 +153,7 @@ status: install ## what the local stack does
 lock: check-tools ## resolve requirements-dev.lock anew (Python 3.11)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "error: the lock is for Python 3.11, not $$($(PYTHON) --version): set PYTHON=python3.11" >&2; exit 1; }
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(PYTHON) -m venv "$$folder/venv" && \
-		"$$folder/venv/bin/python" -m pip install --quiet --editable '.[om,datanode,ui,spark,dev]' && \
+		"$$folder/venv/bin/python" -m pip install --quiet --editable '.[om,datanode,ui,tracing,spark,dev]' && \
 		grep '^#' $(LOCK) > "$$folder/lock" && \
 		"$$folder/venv/bin/python" -m pip freeze --all --exclude-editable | grep -v '^pip==' >> "$$folder/lock" && \
 		cp "$$folder/lock" $(LOCK)

@@ -12,10 +12,11 @@ import asyncio
 import logging
 import secrets
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import faust
 import mode.loop
@@ -62,7 +63,7 @@ from replicated_db.shell.bootstrap.opening_web import OpeningWeb
 from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
 from replicated_db.shell.bootstrap.transfer_pages import TransferPages
 from replicated_db.shell.follower import rest_while_leading
-from replicated_db.shell.kafka.kafka_log import KafkaLog
+from replicated_db.shell.kafka.kafka_log import Headers, KafkaLog
 from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.logs import Notes
 from replicated_db.shell.process import calm_collector, closing, end_soon, fatal, when_brokers_answer
@@ -74,23 +75,32 @@ from schemas.records.log import Batch, RequestBatch, RequestPosition
 from schemas.sharding import SYSTEM_SHARD
 from schemas.topics import OM_LOG
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+    from replicated_db.shell.tracing.leader_spans import LeaderSpans
+
 log = logging.getLogger("stratolog.node")
 
 
 class OMNode:
     """All parts of one process, wired.
 
-    ``__init__`` makes all of them and :func:`run` starts them; nothing is added in between.
+    ``__init__`` makes all of them and :func:`run` starts them; nothing is added in between. With a ``tracer``, requests
+    whose callers trace them leave spans.
     """
 
-    def __init__(self, config: NodeConfig, topic_id: str) -> None:
+    def __init__(self, config: NodeConfig, topic_id: str, tracer: Tracer | None = None) -> None:
         self.config = config
+        self._tracer = tracer
+        self.spans = {} if tracer is None else _leader_spans(tracer, config.shards)
         self.clock = SystemClock()
         self.outbox = KafkaOutbox(config.bootstrap_servers, self.clock, log.warning, fatal, self._applied)
         self.metrics = {shard: RequestMetrics() for shard in range(config.shards)}
         self.write_audit = WriteAudit(config.node, config.data_dir) if config.write_audit else None
         self.logs = {
-            shard: KafkaLog(config.bootstrap_servers, OM_LOG, shard, topic_id) for shard in range(config.shards)
+            shard: KafkaLog(config.bootstrap_servers, OM_LOG, shard, topic_id, self._headers_of(shard))
+            for shard in range(config.shards)
         }
         # The follower needs its own to fill gaps: a log serves one thread.
         self.follower_logs = {
@@ -130,6 +140,11 @@ class OMNode:
         self.snapshot_diffs = DiffJobs(
             config.data_dir / "snapshot-diffs", OM_FAMILIES.names, lambda: SystemIds().nonce().hex()
         )
+
+    def _headers_of(self, shard: int) -> Callable[[], Headers] | None:
+        """Return what gives the headers of the records that this node appends as leader; None if there are none."""
+        spans = self.spans.get(shard)
+        return None if spans is None else spans.headers
 
     def _opening_web(self) -> OpeningWeb:
         config = self.config
@@ -207,6 +222,7 @@ class OMNode:
             replicas=config.replicas,
             hint=lambda: replica.request_position,
             on_settled=partial(self._on_settled, shard),
+            spans=self.spans.get(shard),
         )  # fmt: skip
 
     def _intake(self, shard: int, gateway: Gateway, hint: RequestPosition | None) -> RequestIntake:
@@ -215,7 +231,7 @@ class OMNode:
             outbox=self.outbox, clock=self.clock, hint=hint, log=partial(self.notes.info, shard=shard),
             backlog=self.backlogs[shard], beat=self.loops[shard].beat,
             may_take_snapshot=partial(self.snapshot_preparer.may_take, shard),
-            on_close=lambda: self.door.closed(shard),
+            on_close=lambda: self.door.closed(shard), spans=self.spans.get(shard),
         )  # fmt: skip
         self.door.opened(shard, intake)
         return intake
@@ -237,9 +253,14 @@ class OMNode:
         """Return the Faust app with the followers and the HTTP API."""
         app = make_app(self.config, secrets.token_hex(4), fatal)
         when_brokers_answer(partial(place_group, self.config, app.conf.id, self.replicas))
-        OMFollower(
+        follower = OMFollower(
             self.config, self.replicas, self.loops, self.follower_logs, self.outbox, self.notes.info, fatal
-        ).attach(app)
+        )
+        if self._tracer is not None:
+            from replicated_db.shell.tracing.follower_spans import FollowerSpans
+
+            follower.spans = FollowerSpans(self._tracer)
+        follower.attach(app)
         for loop in self.loops.values():
             rest_while_leading(app, OM_LOG, loop)
         status = NodeStatus(self.config, self.replicas, self.loops, self.leadership.roles, self.metrics, self.backlogs)
@@ -285,8 +306,15 @@ class OMNode:
                 replica.store.close()
 
 
-def run(config: NodeConfig) -> None:
-    """Run a node until SIGTERM or SIGINT; returns after handing over."""
+def _leader_spans(tracer: Tracer, shards: int) -> dict[int, LeaderSpans]:
+    """Return what makes the spans of each shard's leader."""
+    from replicated_db.shell.tracing.leader_spans import LeaderSpans
+
+    return {shard: LeaderSpans(tracer, shard) for shard in range(shards)}
+
+
+def run(config: NodeConfig, tracer: Tracer | None = None) -> None:
+    """Run a node until SIGTERM or SIGINT; returns after handing over. ``tracer`` takes the spans of traced requests."""
     logs.configure(config.node, config.log_level, config.log_format)
     validate_schemas()
     # Faust's event loops take half of a follower's time; uvloop's take less. Choose it before the app makes a loop.
@@ -294,7 +322,7 @@ def run(config: NodeConfig) -> None:
     try:
         topics = when_brokers_answer(partial(check_topics, config.bootstrap_servers, config.shards))
         config = replace(config, session_timeout_ms=allowed_session_timeout_ms(config, topics, log.warning))
-        node = OMNode(config, topics.log_topic_id)
+        node = OMNode(config, topics.log_topic_id, tracer)
         app = node.app()
     except (StopProcess, LogUnavailable) as error:
         fatal(error)

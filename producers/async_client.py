@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from producers.blocks.stream_options import StreamOptions
 from producers.client import CLOSE_TIMEOUT_MS, MODES, Client, logger
@@ -44,6 +44,9 @@ from producers.requests.transport import common_settings
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, RequestBody, Response
 from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 FILE_WORKERS = 16
 """Threads in which the methods of open files run; more open files than threads share them."""
@@ -76,6 +79,7 @@ class AsyncClient:
         connect_timeout_ms: int = 15_000,
         cluster_secret: ClusterSecret | None = None,
         streams: StreamOptions | None = None,
+        tracer: Tracer | None = None,
         open_pipeline: Callable[[RequestSettings], RequestEngine] = open_engine,
     ) -> None:
         self._open_pipeline = open_pipeline
@@ -88,6 +92,7 @@ class AsyncClient:
             connect_timeout_ms=connect_timeout_ms,
             cluster_secret=cluster_secret,
             nodes=nodes,
+            tracer=tracer,
         )
         self.reads = Reads(
             nodes if read_from == () else read_from, deadline_ms=deadline_ms, positions=lambda: self.positions,

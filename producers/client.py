@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Literal, Self, overload
+from typing import TYPE_CHECKING, Literal, Self, overload
 
 from producers.blocks.stream_options import StreamOptions
 from producers.connecting import open_engine
@@ -41,6 +41,9 @@ from schemas.privilege import ClusterSecret
 from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, RequestBody, Response
 from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
 logger = logging.getLogger("stratolog.client")
 
 MODES = ("rb", "wb")
@@ -59,7 +62,8 @@ class Client:
     call ends within ``deadline_ms`` (at most five minutes). ``max_in_flight`` bounds the calls in flight: the next one
     waits. ``max_linger_ms`` bounds how long requests gather under load; with few in flight they never gather.
     ``streams`` are the options of keys that are opened as files. Operators' commands need the cluster's secret,
-    ``cluster_secret``.
+    ``cluster_secret``. With a ``tracer``, each call, and each key that is written, is a span of OpenTelemetry, and so is
+    what the nodes do for it.
 
     Raises NotConnected if nobody listens at any broker's address, after a second, or if no broker answers in
     ``connect_timeout_ms``; ValueError or TypeError for wrong settings, naming them. Waits of more than two seconds are
@@ -88,6 +92,7 @@ class Client:
         connect_timeout_ms: int = 15_000,
         cluster_secret: ClusterSecret | None = None,
         streams: StreamOptions | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         settings = make_settings(
             bootstrap_servers,
@@ -98,6 +103,7 @@ class Client:
             connect_timeout_ms=connect_timeout_ms,
             cluster_secret=cluster_secret,
             nodes=nodes,
+            tracer=tracer,
         )
         options = arguments.optional("streams", streams, StreamOptions)
         reads = Reads(
@@ -122,7 +128,7 @@ class Client:
     def _join(self, pipeline: RequestEngine, reads: Reads, streams: StreamOptions | None) -> None:
         self.pipeline = pipeline
         self.reads = reads
-        self.streams = KeyStreams(reads, streams)
+        self.streams = KeyStreams(reads, streams, pipeline.spans)
         """Access to the datanodes, shared by all keys that are opened as files."""
         self.close_timeout_ms = CLOSE_TIMEOUT_MS
         """How long the end of a ``with`` block waits for calls in flight."""

@@ -15,6 +15,7 @@ EXTRAS: Mapping[str, Collection[str]] = {
     "om": HOST,
     "datanode": HOST,
     "ui": frozenset({"aiohttp"}),
+    "tracing": frozenset({"opentelemetry"}),
     "spark": frozenset({"pyspark", "pandas", "pyarrow", "numpy", "prometheus_client"}),
 }
 """Libraries by extra, as pyproject.toml has them, as far as we import them."""

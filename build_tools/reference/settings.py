@@ -40,7 +40,7 @@ def allowed(reader: Any) -> str:
     return {
         "addresses": "addresses", "boolean": "true, false", "datanodes": "table", "hosts": "names", "name": "name",
         "names": "names", "nodes": "table", "path": "path", "peers": "addresses", "rack": "path", "racks": "table",
-        "user": "name",
+        "user": "name", "web_address": "web address",
     }[reader.__name__]  # fmt: skip
 
 

@@ -149,10 +149,10 @@ class DirectDoor:
         for connection in list(self._connections):
             connection.tell_leaders()
 
-    def submit(self, connection: DoorConnection, shard: int, requests: Sequence[bytes], proof: bytes | None) -> None:
+    def submit(self, connection: DoorConnection, shard: int, requests: Sequence[bytes], key: bytes | None) -> None:
         """Pass requests to the shard's leader."""
         intake = self._intakes.get(shard)
-        received = [Received(offset=-1, value=value, proof=proof, way=connection) for value in requests]
+        received = [Received(offset=-1, value=value, key=key, way=connection) for value in requests]
         if intake is not None and intake.put(received):
             return
         leader = self._leader_of(shard)

@@ -15,7 +15,7 @@ from typing import Protocol, cast
 from om_processors.doors.door_lookups import Told
 from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.codecs.envelopes import enveloped_responses, requests_in
-from schemas.door.frames import PROOF_BYTES, BadDoorFrame, DoorFrame, DoorFrames, DoorKind, door_frame
+from schemas.door.frames import BadDoorFrame, DoorFrame, DoorFrames, DoorKind, door_frame, key_and_request
 from schemas.door.talk import DoorRole, DoorState, DoorTalk, error_frame
 from schemas.records.door import DoorLeaders, DoorRead, DoorRows
 from schemas.result_codes import INVALID_REQUEST
@@ -35,7 +35,7 @@ class DoorHost(Protocol):
     cluster: str
     shards: int
 
-    def submit(self, connection: DoorConnection, shard: int, requests: Sequence[bytes], proof: bytes | None) -> None:
+    def submit(self, connection: DoorConnection, shard: int, requests: Sequence[bytes], key: bytes | None) -> None:
         """Have requests executed and answered."""
 
     def look_up(self, reads: Sequence[tuple[DoorRead, Told]]) -> None:
@@ -113,19 +113,20 @@ class DoorConnection(asyncio.Protocol):
         match frame.kind:
             case DoorKind.REQUESTS:
                 self._submit(frame, requests_in(frame.payload), None)
-            case DoorKind.PROVEN:
-                self._submit(frame, [frame.payload[PROOF_BYTES:]], frame.payload[:PROOF_BYTES])
+            case DoorKind.KEYED:
+                key, request = key_and_request(frame.payload)
+                self._submit(frame, [request], key)
             case DoorKind.READ:
                 read = decode_as(DoorRead, frame.payload)
                 number = frame.number
                 reads.append((read, lambda rows: self._send_rows(number, rows)))
 
-    def _submit(self, frame: DoorFrame, requests: Sequence[bytes], proof: bytes | None) -> None:
+    def _submit(self, frame: DoorFrame, requests: Sequence[bytes], key: bytes | None) -> None:
         if frame.shard >= self._host.shards:
             raise BadDoorFrame(f"there is no shard {frame.shard}; there are 0..{self._host.shards - 1}")
         self._unanswered += len(requests)
         self._unanswered_bytes += len(frame.payload)
-        self._host.submit(self, frame.shard, requests, proof)
+        self._host.submit(self, frame.shard, requests, key)
 
     # -- frames out ------------------------------------------------------------------------------------------------
 

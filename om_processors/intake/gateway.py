@@ -31,14 +31,15 @@ MAX_REJECTED_BYTES = 65_536
 class Received:
     """A request in a record of ``om.requests``, or one of the direct door, which has a ``way`` back and no offset.
 
-    ``position`` is set if a reader may resume behind the record once it has read this request. ``proof`` is the
-    record's key (``schemas.privilege``), or came with the direct request; requests of an envelope have none.
+    ``position`` is set if a reader may resume behind the record once it has read this request. ``key`` is the record's,
+    or came with the direct request: a privileged request's proof (``schemas.privilege``), or where its trace is
+    (``schemas.trace_context``). Requests of an envelope have none.
     """
 
     offset: int
     value: bytes
     position: RequestPosition | None = None
-    proof: bytes | None = None
+    key: bytes | None = None
     way: AnswerWay | None = None
 
 
@@ -76,7 +77,7 @@ class Gateway:
             request = decode_as(Request, value)
         except Undecodable as error:
             return self.reject(received, error, now_ms)
-        if is_privileged(request.body) and not self._secret.proves(received.proof, value):
+        if is_privileged(request.body) and not self._secret.proves(received.key, value):
             return self._unproven(request, received)
         return self._proposal(request, received)
 
@@ -101,7 +102,7 @@ class Gateway:
         )
 
     def _unproven(self, request: Request, received: Received) -> Reply:
-        what = "has no proof of" if received.proof is None else "has a proof of another secret than"
+        what = "has no proof of" if received.key is None else "has a proof of another secret than"
         message = (
             f"{type(request.body).__name__} is for the cluster's members and operators, and the request {what} the "
             "cluster's secret: "

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from om_processors.execution.service import refusal_response
 from om_processors.intake.core.backlog import Backlog
@@ -29,6 +30,9 @@ from schemas.records.messages import CreateSnapshot, Rejected
 from schemas.result_codes import OVERLOADED, with_retry_after
 from schemas.topics import OM_REQUESTS
 
+if TYPE_CHECKING:
+    from replicated_db.shell.tracing.leader_spans import LeaderSpans
+
 
 class RequestIntake:
     """Takes proposals of one shard for one claim.
@@ -40,7 +44,7 @@ class RequestIntake:
         self, *, bootstrap_servers: str, shard: int, gateway: Gateway, outbox: KafkaOutbox, clock: Clock,
         hint: RequestPosition | None, log: Callable[[str], None], backlog: Backlog,
         beat: Callable[[float], None] = lambda _: None, may_take_snapshot: Callable[[], bool] = lambda: True,
-        on_close: Callable[[], None] = lambda: None,
+        on_close: Callable[[], None] = lambda: None, spans: LeaderSpans | None = None,
     ) -> None:  # fmt: skip
         """Begin to read requests; raises LogUnavailable.
 
@@ -50,6 +54,7 @@ class RequestIntake:
         """
         self._may_take_snapshot = may_take_snapshot
         self._on_close = on_close
+        self._spans = spans
         self._shard = shard
         self._gateway = gateway
         self._outbox = outbox
@@ -100,11 +105,14 @@ class RequestIntake:
         now_ms = self._clock.wall_ms()
         proposals: list[Proposal] = []
         while left_over and len(proposals) < limit:
+            key = left_over[0].key
             admitted = self._admit(now_ms)
             if isinstance(admitted, Proposal) and self._is_early(admitted):
                 self._outbox.reply([self._later(admitted)])
             elif isinstance(admitted, Proposal):
                 proposals.append(admitted)
+                if self._spans is not None and key is not None:
+                    self._spans.begin(admitted, key)
             elif isinstance(admitted, Reply):
                 self._outbox.reply([admitted])
         self._backlog.on_taken(len(proposals), now_ms)

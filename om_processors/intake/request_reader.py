@@ -159,9 +159,9 @@ class RequestReader:
             leader_epoch=-1 if leader_epoch is None else leader_epoch,
             hash=xxh3_128_digest(value),
         )
-        # Requests in an envelope have no proof.
-        proof = message.key() if requests[-1] is value else None
-        found.append(Received(offset=offset, value=requests[-1], position=position, proof=proof))
+        # A key speaks for a request that is a record of its own.
+        key = message.key() if requests[-1] is value else None
+        found.append(Received(offset=offset, value=requests[-1], position=position, key=key))
 
     # -- where to read ---------------------------------------------------------------------------------------------
 

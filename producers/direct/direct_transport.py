@@ -28,7 +28,7 @@ from producers.requests.core.calls import Call
 from producers.waiting import SlowWait
 from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.codecs.envelopes import enveloped_requests
-from schemas.door.frames import MAX_NUMBER, DoorFrame, DoorKind, door_frame
+from schemas.door.frames import MAX_NUMBER, DoorFrame, DoorKind, door_frame, keyed
 from schemas.records.door import DoorLeaders, DoorRead, DoorRows
 
 logger = logging.getLogger("stratolog.client")
@@ -276,7 +276,7 @@ class DirectTransport:
 
 
 def _frames_of(shard: int, calls: Sequence[Call]) -> bytes:
-    """Return the frames that carry requests of one shard, in order; a privileged one has a frame of its own."""
+    """Return the frames that carry requests of one shard, in order; one with a key has a frame of its own."""
     frames: list[bytes] = []
     together: list[bytes] = []
 
@@ -285,10 +285,11 @@ def _frames_of(shard: int, calls: Sequence[Call]) -> bytes:
         together.clear()
 
     for call in calls:
-        if call.proof is None:
+        key = call.proof or call.trace_key
+        if key is None:
             together.append(call.value)
             continue
         flush()
-        frames.append(door_frame(DoorKind.PROVEN, call.proof + call.value, shard=shard))
+        frames.append(door_frame(DoorKind.KEYED, keyed(key, call.value), shard=shard))
     flush()
     return b"".join(frames)

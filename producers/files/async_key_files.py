@@ -16,6 +16,7 @@ import io
 import os
 from collections.abc import Callable, Generator
 from concurrent.futures import Executor
+from contextvars import copy_context
 from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
@@ -53,7 +54,9 @@ class AsyncKeyFile:
         """
         loop = asyncio.get_running_loop()
         try:
-            running = loop.run_in_executor(self._workers(), partial(function, *args, **kwargs))
+            # With the task's context: a key's span is below the one that is current where it is opened.
+            step = partial(copy_context().run, partial(function, *args, **kwargs))
+            running = loop.run_in_executor(self._workers(), step)
         except BaseException:
             self._turn.release()
             raise

@@ -12,6 +12,7 @@ from producers.blocks.datanodes import Datanodes
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import CLIENT_CLOSED, ClientClosed
 from producers.reads.reads import Reads
+from producers.requests.call_spans import NO_SPANS, SpansOfClient
 
 PEER = "client"
 """The client's name in HELLO."""
@@ -20,11 +21,12 @@ PEER = "client"
 class KeyStreams:
     """Access to the datanodes; safe to share between threads.
 
-    ``options`` are used for keys that are opened without options.
+    ``options`` are used for keys that are opened without options; ``spans`` tell what writing a key did.
     """
 
-    def __init__(self, reads: Reads, options: StreamOptions | None = None) -> None:
+    def __init__(self, reads: Reads, options: StreamOptions | None = None, spans: SpansOfClient = NO_SPANS) -> None:
         self.options = options or StreamOptions()
+        self.spans = spans
         self.directory = Directory(reads)
         self._lock = threading.Lock()
         self._datanodes: Datanodes | None = None

@@ -85,11 +85,16 @@ class KeyWriter:
         self._fate_lock = threading.Lock()
         """Other threads call ``interrupt``."""
         self._patience = SlowWait(f"writing {self.path}")
+        self._span = streams.spans.key(self.path)
         body = CreateKey(
             volume=self._volume, bucket=self._bucket, key=self._key, size=size, replication=replication,
             metadata=dict(metadata or {}),
         )  # fmt: skip
-        session = session_of(self._ask(body))
+        try:
+            session = session_of(self._ask(body))
+        except BaseException as error:
+            self._span.ended(error)
+            raise
         self._session_id = session.session_id
         self._spare = list(session.blocks)
         """Blocks that were allocated with the key and not used yet."""
@@ -222,7 +227,7 @@ class KeyWriter:
         with self._fate_lock:
             self._fate.on_commit_sent()
         try:
-            self._client.submit(body).result()
+            self._submit(body).result()
         except StratologError as error:
             with self._fate_lock:
                 self._fate.on_commit_refused(error)
@@ -262,6 +267,7 @@ class KeyWriter:
         for block in self._live:
             block.abandon()
         self._live.clear()
+        self._span.ended(self._fate.failure)
 
     def _check_open(self) -> None:
         if self._fate.failed:
@@ -287,6 +293,8 @@ class KeyWriter:
             look_again=partial(self._streams.directory.current, pipeline),
         )  # fmt: skip
         self._live.append(block)
+        datanodes = ",".join(member.datanode for member in pipeline.members)
+        self._span.block_began(block, pipeline.pipeline, datanodes)
         return block
 
     def _still(self, what: object) -> None:
@@ -305,11 +313,15 @@ class KeyWriter:
         )  # fmt: skip
         if self._failed.excluded:
             try:
-                return block_of(self._client.submit(body).result())
+                return block_of(self._submit(body).result())
             except (RequestFailed, RetryableError):
                 # Only pipelines that failed before are left, and these may have recovered.
                 self._failed.on_nothing_else()
         return block_of(self._ask(replace(body, excluded_pipelines=[])))
+
+    def _submit(self, body: RequestBody) -> Future[Response]:
+        with self._span.current():
+            return self._client.submit(body)
 
     def _ask(self, body: RequestBody) -> Response:
         """Ask the Object Manager for blocks; while no pipeline takes any, wait, as one may be in the making."""
@@ -317,7 +329,7 @@ class KeyWriter:
         pause_ms = PAUSE_MS
         while True:
             try:
-                return self._client.submit(body).result()
+                return self._submit(body).result()
             except RequestFailed as error:
                 no_pipeline = error.status == FAILED_TO_FIND_ACTIVE_PIPELINE
                 if not no_pipeline or time.monotonic() + pause_ms / 1000 >= deadline_s:
@@ -363,7 +375,7 @@ class KeyWriter:
             self._failed.on_failed(time.monotonic())
             self._still(failure)
             location = block.salvage(failure)
-            self._count(block)
+            self._count(block, failure)
             if location is not None:
                 self._done.append(location)
             verdict = self._failed.on_salvaged(time.monotonic(), block.pipeline.pipeline)
@@ -401,9 +413,10 @@ class KeyWriter:
             self._failed.on_ended_well()
         return None
 
-    def _count(self, block: BlockWriter) -> None:
+    def _count(self, block: BlockWriter, failure: BlockFailed | None = None) -> None:
         """Add the counts of a block that has ended."""
         self._live.remove(block)
+        self._span.block_ended(block, block.window.watched, failure)
         self._resumed += block.resumed
         self._by_majority += block.watches_by_majority
 

@@ -23,10 +23,18 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from producers.errors import CLIENT_CLOSED, TOO_MANY_IN_FLIGHT, ClientClosed, InvalidArgument, TooManyInFlight
+from producers.errors import (
+    CLIENT_CLOSED,
+    TOO_MANY_IN_FLIGHT,
+    ClientClosed,
+    InvalidArgument,
+    StratologError,
+    TooManyInFlight,
+)
 from producers.requests import arguments
+from producers.requests.call_spans import spans_of
 from producers.requests.caller import default_caller
 from producers.requests.core.calls import (
     MAX_DEADLINE_MS,
@@ -48,6 +56,9 @@ from schemas.records.door import DoorRead, DoorRows
 from schemas.records.messages import RequestBody, Response
 from schemas.sharding import shard_of
 from schemas.topics import SILENT_BROKER_MS
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 logger = logging.getLogger("stratolog.client")
 
@@ -80,6 +91,7 @@ class RequestSettings:
     connect_timeout_ms: int = 15_000
     secret: ClusterSecret | None = None
     nodes: tuple[str, ...] = ()
+    tracer: Tracer | None = None
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -101,6 +113,7 @@ def make_settings(
     connect_timeout_ms: int,
     cluster_secret: ClusterSecret | None = None,
     nodes: Sequence[str] = (),
+    tracer: Tracer | None = None,
 ) -> RequestSettings:
     """Return a client's settings; raises TypeError, InvalidArgument.
 
@@ -120,6 +133,7 @@ def make_settings(
         connect_timeout_ms=arguments.number("connect_timeout_ms", connect_timeout_ms, 1),
         secret=arguments.optional("cluster_secret", cluster_secret, ClusterSecret),
         nodes=doors,
+        tracer=tracer,
     )
 
 
@@ -198,6 +212,7 @@ class RequestEngine:
     def __init__(self, settings: RequestSettings, *, connect: Connect = connect_to_kafka) -> None:
         self.client_id = os.urandom(CLIENT_ID_BYTES)
         self._settings = settings
+        self.spans = spans_of(settings.tracer)
         policy = settings.policy
         self._transport = connect(settings, self.client_id)
         self.shards = self._transport.shards
@@ -250,13 +265,26 @@ class RequestEngine:
         the deadline, or at once on the poller itself. Raises RequestFailed for a body that cannot be sent,
         ClientClosed on a closed client.
         """
+        span = self.spans.call(body)
+        if span is None:
+            self._submit(body, done, None)
+            return
+        try:
+            self._submit(body, span.before(done), span.key)
+        except StratologError as error:
+            span.end(error)
+            raise
+
+    def _submit(self, body: RequestBody, done: Done, trace_key: bytes | None) -> None:
         on_poller = threading.current_thread() is self._poller
         with self._lock:
             if not on_poller:
                 self._wait_for_room(body)
             if self._closed is not None:
                 raise ClientClosed(CLIENT_CLOSED, self._closed, request=body)
-            call = self._calls.begin(body, done, now_ms=_now_ms(), wall_ms=time.time_ns() // 1_000_000)
+            call = self._calls.begin(
+                body, done, now_ms=_now_ms(), wall_ms=time.time_ns() // 1_000_000, trace_key=trace_key
+            )
             self._outbox.append(call)
             send = not on_poller and (self._linger_ms == 0.0 or len(self._outbox) >= OUTBOX_CALLS)
         if send:

@@ -111,18 +111,19 @@ class Transport:
         """
         by_shard: dict[int, list[bytes]] = {}
         for call in calls:
-            if call.proof is None:
+            key = call.proof or call.trace_key
+            if key is None:
                 by_shard.setdefault(call.shard, []).append(call.value)
                 continue
-            # The call has a record of its own, because the proof is the record's; it follows what the client has sent
+            # The call has a record of its own, because the key is the record's; it follows what the client has sent
             # before.
             self._send_requests({call.shard: by_shard.pop(call.shard, [])})
-            self._send_proven(call, call.proof)
+            self._send_alone(call, key)
         self._send_requests(by_shard)
 
-    def _send_proven(self, call: Call, proof: bytes) -> None:
+    def _send_alone(self, call: Call, key: bytes) -> None:
         try:
-            self._producer.produce(OM_REQUESTS, call.value, proof, call.shard)
+            self._producer.produce(OM_REQUESTS, call.value, key, call.shard)
         except (BufferError, KafkaException) as error:
             logger.warning("a request was not taken by the producer: %s", error)
 

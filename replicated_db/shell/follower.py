@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import faust
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
@@ -39,6 +39,9 @@ from replicated_db.shell.web.node_web import NodeWeb
 from schemas.codecs.codec import Undecodable, decode_as
 from schemas.records.messages import AuditReport
 from schemas.topics import MAX_MESSAGE_BYTES, SILENT_BROKER_MS
+
+if TYPE_CHECKING:
+    from replicated_db.shell.tracing.follower_spans import FollowerSpans
 
 FILL_WAIT_S = 1.0
 FILL_PAUSE_S = 0.5
@@ -178,6 +181,8 @@ class Follower:
         self._fatal = fatal
         self._quorums: dict[int, Quorum] = {}
         self.unreadable_reports = 0
+        self.spans: FollowerSpans | None = None
+        """Where the spans of traced requests go; None leaves none."""
 
     def attach(self, app: faust.App) -> None:
         """Subscribe the app to the log and to the reports."""
@@ -191,7 +196,11 @@ class Follower:
         @app.agent(log, name="apply")
         async def apply(stream: Any) -> None:
             async for event in stream.events():
-                await self.take(event.message.partition, event.message.offset, event.message.value or b"")
+                message = event.message
+                if self.spans is not None and message.headers:
+                    await self._take_traced(self.spans, message)
+                else:
+                    await self.take(message.partition, message.offset, message.value or b"")
 
         @app.agent(audit, name="hear")
         async def hear(stream: Any) -> None:
@@ -219,6 +228,14 @@ class Follower:
         if self.has_gap(shard, offset):
             await asyncio.to_thread(self._guard, self.fill, shard, offset)
         self._guard(self.apply, shard, offset, value)
+
+    async def _take_traced(self, spans: FollowerSpans, message: Any) -> None:
+        """Do what ``take`` does, and leave spans if the record is applied here."""
+        shard, offset, begun_ns = message.partition, message.offset, spans.now_ns()
+        before = self._replicas[shard].read_offset
+        await self.take(shard, offset, message.value or b"")
+        if before < offset <= self._replicas[shard].read_offset:
+            spans.applied(message.headers, shard, offset, round(message.timestamp * 1000), begun_ns)
 
     def leaves_to_leader(self, shard: int, value: bytes) -> bool:
         """Whether this node's leader applies a record. If not, :meth:`fill` the gap before it and :meth:`apply` it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from threading import Event, Lock
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.leading.leader import (
@@ -32,6 +32,9 @@ from replicated_db.shell.claiming import Claimer
 from replicated_db.shell.read_index import ReadIndex, ReadIndexes
 from schemas.codecs.log_header import has_nonce
 from schemas.records.log import RequestPosition
+
+if TYPE_CHECKING:
+    from replicated_db.shell.tracing.leader_spans import LeaderSpans
 
 IDLE_WAIT_S = 0.01
 """How long an idle leader waits for a proposal before it looks at ticks and barriers."""
@@ -94,7 +97,7 @@ class LeaderLoop:
         self, replica: Replica, log: Log, service: Service, limits: LeaderLimits, *,
         clock: Clock, ids: Ids, address: str, outbox: Outbox, intake: Callable[[RequestPosition | None], Intake],
         cluster: str, replicas: Sequence[str], hint: Callable[[], RequestPosition | None],
-        on_settled: Callable[[Effective], None] = lambda _: None,
+        on_settled: Callable[[Effective], None] = lambda _: None, spans: LeaderSpans | None = None,
     ) -> None:  # fmt: skip
         self.replica = replica
         self.log = log
@@ -113,6 +116,7 @@ class LeaderLoop:
         self._taking: Intake | None = None
         self._one_at_a_time = Lock()
         self._on_settled = on_settled
+        self._spans = spans
         self._nonce = b""
         self._turned_ms = 0
         self._held: Sequence[Proposal] = ()
@@ -210,6 +214,8 @@ class LeaderLoop:
         finally:
             self._resign()
             self._taking = None
+            if self._spans is not None:
+                self._spans.drop("this claim ended before the answer")
             intake.close()
         return "stopped"
 
@@ -262,6 +268,7 @@ class LeaderLoop:
         """
         at_once: list[Reply] = []
         taken = len(proposals)
+        spans = self._spans
         for number, proposal in enumerate(proposals):
             while (said := leader.take(proposal, elapsed_ms)) is Wait.SEAL:
                 self._append(appender, leader.seal())
@@ -271,9 +278,13 @@ class LeaderLoop:
                 self._append(appender, leader.seal())
                 taken = number
                 break
+            elif spans is not None:
+                spans.taken(proposal)
         self._held = proposals[taken:]
         if at_once:
             self._outbox.reply(at_once)
+            if spans is not None:
+                spans.answered(at_once)
         return taken
 
     def _drain(self, leader: Leader, appender: Appender) -> bool:
@@ -302,6 +313,8 @@ class LeaderLoop:
             if one.replies:
                 self.batches += 1
                 self._outbox.reply(one.replies)
+                if self._spans is not None:
+                    self._spans.answered(one.replies, one.offset)
                 self._on_settled(one)
             self._read_indexes.on_effective(one)
 

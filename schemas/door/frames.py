@@ -8,8 +8,9 @@ sides send frames: a header of HEADER_BYTES and a payload. The header is fixed a
 
 What frames mean
     - Both sides begin with HELLO (a ``Hello``), without waiting for each other's. The node's is followed by LEADERS.
-    - REQUESTS: a ``Request``, or an envelope of many (``schemas/codecs/envelopes.py``), for ``shard``. PROVEN: a proof
-      of PROOF_BYTES, and a privileged ``Request``.
+    - REQUESTS: a ``Request``, or an envelope of many (``schemas/codecs/envelopes.py``), for ``shard``. KEYED: a key behind
+      a byte with its length, and one ``Request``. The key is what a record of om.requests would have: the proof of a
+      privileged request, or where its trace is.
     - ANSWERS: a ``Response``, or an envelope of many. Each request is answered by itself, in whatever order.
     - LEADERS (``DoorLeaders``): who leads, and again whenever that has changed.
     - READ (``DoorRead``), answered by ROWS (``DoorRows``) with its ``number``.
@@ -40,8 +41,8 @@ UPGRADE = "stratolog-door"
 """The protocol's name in the header Upgrade."""
 DOOR_PATH = "/v1/door"
 
-PROOF_BYTES = 32
-"""Bytes of the proof that begins a PROVEN frame (``schemas.privilege``)."""
+MAX_KEY_BYTES = 255
+"""Most bytes of the key that begins a KEYED frame."""
 MAX_GREETING_BYTES = 4 * 1024
 MAX_READ_BYTES = 4 * 1024 * 1024
 MAX_NUMBER = 2**32 - 1
@@ -58,7 +59,7 @@ class DoorKind(IntEnum):
 
     HELLO = 1
     REQUESTS = 2
-    PROVEN = 3
+    KEYED = 3
     ANSWERS = 4
     LEADERS = 5
     READ = 6
@@ -71,7 +72,7 @@ DOOR_LIMITS = {
     DoorKind.HELLO: MAX_GREETING_BYTES,
     # A request over its limit is answered with REQUEST_TOO_LARGE, so a frame may hold a little more.
     DoorKind.REQUESTS: 2 * MAX_REQUEST_BYTES,
-    DoorKind.PROVEN: 2 * MAX_REQUEST_BYTES,
+    DoorKind.KEYED: 2 * MAX_REQUEST_BYTES,
     DoorKind.ANSWERS: MAX_MESSAGE_BYTES,
     DoorKind.LEADERS: MAX_REQUEST_BYTES,
     DoorKind.READ: MAX_READ_BYTES,
@@ -159,3 +160,21 @@ class DoorFrames:
         begun = bytes(self._bytes[start : start + len(_MAGIC)])
         if not _MAGIC.startswith(begun):
             raise BadDoorFrame(f"a frame begins with {begun!r}, not {_MAGIC!r}")
+
+
+def keyed(key: bytes, request: bytes) -> bytes:
+    """Return the payload of a KEYED frame; raises BadDoorFrame for a key of over MAX_KEY_BYTES."""
+    if len(key) > MAX_KEY_BYTES:
+        raise BadDoorFrame(f"a key of {len(key)} bytes; at most {MAX_KEY_BYTES} are sent")
+    return bytes([len(key)]) + key + request
+
+
+def key_and_request(payload: bytes) -> tuple[bytes, bytes]:
+    """Return what :func:`keyed` joined; raises BadDoorFrame for a payload without a whole key.
+
+    >>> key_and_request(keyed(b"key", b"request"))
+    (b'key', b'request')
+    """
+    if not payload or len(payload) < 1 + payload[0]:
+        raise BadDoorFrame(f"a KEYED frame of {len(payload)} bytes has no whole key")
+    return payload[1 : 1 + payload[0]], payload[1 + payload[0] :]

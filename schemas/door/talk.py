@@ -42,7 +42,7 @@ HEARD: dict[DoorRole, dict[DoorState, dict[DoorKind, DoorState]]] = {
         DoorState.GREETING: {DoorKind.HELLO: DoorState.OPEN},
         DoorState.OPEN: {
             DoorKind.REQUESTS: DoorState.OPEN,
-            DoorKind.PROVEN: DoorState.OPEN,
+            DoorKind.KEYED: DoorState.OPEN,
             DoorKind.READ: DoorState.OPEN,
         },
         DoorState.FAILED: {},

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from stratolog.cluster.reach import check_brokers, check_leaders, check_nodes
 from stratolog.configuration.settings import Settings
+from stratolog.configuration.tracing import tracer_of
 from stratolog.errors import Unavailable, UsageError
 
 if TYPE_CHECKING:
@@ -67,30 +68,32 @@ def client_of(
     check_leaders(settings)
     secret = settings.secret() if operator else None
     deadline_ms = min(settings.request_timeout_ms, patience_ms or settings.request_timeout_ms)
-    try:
-        client = Client(
-            settings.bootstrap_servers,
-            caller=settings.caller,
-            deadline_ms=deadline_ms,
-            max_in_flight=max(settings.max_in_flight, in_flight),
-            read_from=node_urls(settings),
-            connect_timeout_ms=min(CONNECT_TIMEOUT_MS, deadline_ms),
-            streams=stream_options(settings),
-            cluster_secret=secret,
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    except NotConnected as error:
-        raise Unavailable(str(error)) from error
-    with client:
+    with tracer_of(settings, "stratolog-command") as tracer:
         try:
-            yield client
-        except KeyboardInterrupt:
-            client.close_timeout_ms = INTERRUPTED_CLOSE_MS
-            logging.getLogger("stratolog.client").setLevel(
-                logging.ERROR
-            )  # the handler of the interrupt reports unanswered requests
-            raise
+            client = Client(
+                settings.bootstrap_servers,
+                caller=settings.caller,
+                deadline_ms=deadline_ms,
+                max_in_flight=max(settings.max_in_flight, in_flight),
+                read_from=node_urls(settings),
+                connect_timeout_ms=min(CONNECT_TIMEOUT_MS, deadline_ms),
+                streams=stream_options(settings),
+                cluster_secret=secret,
+                tracer=tracer,
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        except NotConnected as error:
+            raise Unavailable(str(error)) from error
+        with client:
+            try:
+                yield client
+            except KeyboardInterrupt:
+                client.close_timeout_ms = INTERRUPTED_CLOSE_MS
+                logging.getLogger("stratolog.client").setLevel(
+                    logging.ERROR
+                )  # the handler of the interrupt reports unanswered requests
+                raise
 
 
 @contextmanager

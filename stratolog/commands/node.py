@@ -11,6 +11,7 @@ from stratolog.commands.common.invocation import settings_of
 from stratolog.commands.common.names import node_names
 from stratolog.commands.common.waiting import interruptible
 from stratolog.configuration.node_configs import node_config
+from stratolog.configuration.tracing import tracer_of
 from stratolog.errors import UsageError
 from stratolog.extras import libraries_of
 
@@ -41,4 +42,5 @@ def run(
     logs.configure(config.node, config.log_level, config.log_format)
     with interruptible("the node had not begun"):
         await_broker(broker_addresses(settings), logs.log.warning)
-    node.run(config)
+    with tracer_of(settings, "stratolog-om", config.node) as tracer:
+        node.run(config, tracer)

@@ -163,6 +163,10 @@ class Settings:
     """Names by which nodes' HTTP servers are asked, beside addresses, localhost and nodes' own hosts; ``*`` = any."""
     write_audit: bool = _setting(values.boolean, default=False)
     """Whether leaders write a line for each request: who, what, result (``nodes/NAME/write-audit.log``)."""
+    trace_endpoint: str | None = _setting(values.web_address, default=None)
+    """Where spans are sent: a collector that takes OTLP over HTTP, as in ``http://127.0.0.1:4318``. Unset: nowhere."""
+    trace_one_in: int | None = _setting(values.integer(1, 1_000_000), default=None)
+    """One in how many calls, and keys that are written, the command traces. Unset: 1, each one."""
 
     explicit: frozenset[str] = field(default=frozenset(), compare=False)
     """Names of the settings that the file or the environment gave; the others are defaults."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from stratolog.configuration.places import expanded
 
@@ -170,6 +171,19 @@ def host_and_port(value: Any) -> tuple[str, int]:
     if not colon or not _HOST.fullmatch(host) or not _INTEGER.fullmatch(port) or not 1 <= int(port) <= MAX_PORT:
         raise ValueError(f"must be host:port, not {found!r}")
     return host, int(port)
+
+
+def web_address(value: Any) -> str:
+    """Read ``http://host:port`` or ``https://host:port``, with a path or without; a slash at the end is dropped."""
+    found = text(value)
+    try:
+        parts = urlsplit(found)
+        known = parts.scheme in {"http", "https"} and _HOST.fullmatch(parts.netloc.removesuffix(f":{parts.port}"))
+    except ValueError:
+        known = None
+    if not known or parts.query or parts.fragment or not found.isascii() or not found.isprintable() or " " in found:
+        raise ValueError(f"must be http://host:port, not {found!r}")
+    return found.rstrip("/")
 
 
 def addresses(value: Any) -> str:

@@ -162,7 +162,7 @@ class RequestPartition:
     def append(self, value: bytes) -> None:
         position = RequestPosition(offset=self.end + 1, leader_epoch=self.epoch, hash=xxh3_128_digest(value))
         self.records.append(
-            (self.clock(), Received(offset=self.end, value=value, position=position, proof=SECRET.proof(value)))
+            (self.clock(), Received(offset=self.end, value=value, position=position, key=SECRET.proof(value)))
         )
 
     def at(self, offset: int) -> Received | None:

@@ -155,7 +155,7 @@ class Intake:
         return taken
 
     def _received(self, value: bytes) -> Received:
-        return Received(offset=-1, value=value, proof=SECRET.proof(value), way=Knocker(self.node))
+        return Received(offset=-1, value=value, key=SECRET.proof(value), way=Knocker(self.node))
 
     def _admit(self, received: Received, taken: list[Proposal]) -> None:
         admitted = self.node.gateway.admit(received, self.node.clock.wall_ms())

@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+import time
 import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -15,6 +17,9 @@ import pytest
 import yaml
 
 from spark_streaming.configuration.audit_config import AuditConfig, config_from
+from spark_streaming.jobs.audit_metrics import AuditMetrics
+from spark_streaming.jobs.health import JobHealth
+from spark_streaming.jobs.metrics_server import MetricsServer
 from stratolog.cli import COMMANDS, build_app
 from stratolog.commands.common.helps import tidied
 from stratolog.configuration.loading import load_settings
@@ -202,7 +207,6 @@ def audit_config() -> AuditConfig:
 def test_the_audits_configuration_is_one() -> None:
     config = audit_config()
     assert config.jars_dir == Path(f"/var/cache/stratolog/jars/spark-{SPARK_VERSION}")
-    assert str(config.health_file) == SERVICES["audit"]["healthcheck"]["test"][-1]
     nodes = SERVICES["audit"]["environment"]["STRATOLOG_NODES"].split(",")
     assert config.addresses["om.log"] == dict(node.split("=") for node in nodes)
     datanodes = (one.split("=") for one in SERVICES["audit"]["environment"]["STRATOLOG_DATANODES"].split(","))
@@ -211,6 +215,31 @@ def test_the_audits_configuration_is_one() -> None:
     }
     assert (config.bootstrap_servers, config.driver_host) == (SERVERS, SERVICES["audit"]["hostname"])
     assert config.cluster == SERVICES["audit"]["environment"]["STRATOLOG_CLUSTER"]
+
+
+@pytest.mark.parametrize(
+    ("status", "silent_s", "healthy"), [("running", 0, True), ("starting", 0, False), ("running", 70, False)]
+)
+def test_an_audit_that_hangs_or_has_not_begun_is_not_healthy(
+    status: str, silent_s: float, healthy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The very check of the file, with another port and another folder."""
+    metrics = AuditMetrics()
+    spoken_s = time.time() - silent_s
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "time", lambda: spoken_s)
+        metrics.on_idle("audit")
+    JobHealth(tmp_path / "health.json").update(status=status)
+    *_, python, option, code = SERVICES["audit"]["healthcheck"]["test"]
+    assert (python, option, code.count(str(audit_config().health_file))) == ("python", "-c", 1)
+    server = MetricsServer("127.0.0.1", 0, metrics.registry())
+    try:
+        code = code.replace(str(audit_config().health_file), str(tmp_path / "health.json"))
+        code = code.replace(f":{audit_config().metrics_port}/", f":{server.server_port}/")
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    finally:
+        server.close()
+    assert (done.returncode == 0) is healthy, done.stderr
 
 
 def test_the_audit_finds_its_master_and_so_does_the_worker() -> None:

@@ -41,7 +41,7 @@ def test_the_installation_takes_it_for_its_own_python_alone() -> None:
     text = (ROOT / "Makefile").read_text()
     assert '"--constraint $(LOCK)" if sys.version_info[:2] == (3, 11) else ""' in text
     assert text.count("-m pip install --quiet $(LOCKED) --editable") == 2
-    installed = re.search(r"--editable '\.\[om,datanode,ui,spark,dev\]'", text)
+    installed = re.search(r"--editable '\.\[om,datanode,ui,tracing,spark,dev\]'", text)
     assert installed
     assert not NOT_LOCKED & set(re.findall(r"\w+", installed[0]))
 

@@ -99,6 +99,11 @@ class FateOfKey:
         """Whether every call but ``abort`` raises the failure."""
         return self.now in FAILED_FATES
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What failed; None unless the fate is one of FAILED_FATES."""
+        return self._error if self.failed else None
+
     def on_commit_sent(self) -> None:
         """Note that CommitKey is about to be sent; raises :meth:`refusal` instead if there is one."""
         error = self.refusal()

@@ -105,6 +105,8 @@ class Call:
     refusal: Response | None = None
     proof: bytes | None = None
     """For a privileged request: the proof that the sender has the cluster's secret."""
+    trace_key: bytes | None = None
+    """For a traced call: the key that says where its trace is (``schemas.trace_context``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +171,9 @@ class Calls:
             self._lowest += 1
         return self._lowest
 
-    def begin(self, body: RequestBody, done: Done, *, now_ms: float, wall_ms: int) -> Call:
+    def begin(
+        self, body: RequestBody, done: Done, *, now_ms: float, wall_ms: int, trace_key: bytes | None = None
+    ) -> Call:
         """Number and encode a request, and count it in flight; the caller must send its bytes now.
 
         ``now_ms`` is the time of any monotonic clock, ``wall_ms`` that of the wall clock. Raises TooManyInFlight if
@@ -192,6 +196,7 @@ class Calls:
             due_ms=now_ms + min(policy.silence_ms, policy.deadline_ms),
             deadline_ms=now_ms + policy.deadline_ms,
             proof=self._proof(body, value),
+            trace_key=trace_key,
         )
         self._next_id = call_id + 1
         self._calls[call_id] = call

@@ -7,7 +7,7 @@ on the reading rule, never on the producer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -57,10 +57,17 @@ def consumer_settings(bootstrap_servers: str, **extra: Any) -> dict[str, Any]:
     }
 
 
-class KafkaAppender:
-    """Appends the records of one claim."""
+Headers = Sequence[tuple[str, bytes]]
+"""Headers of a record."""
 
-    def __init__(self, settings: Mapping[str, Any], topic: str, partition: int) -> None:
+
+class KafkaAppender:
+    """Appends the records of one claim. ``headers`` is asked for those of each record."""
+
+    def __init__(
+        self, settings: Mapping[str, Any], topic: str, partition: int, headers: Callable[[], Headers] | None = None
+    ) -> None:
+        self._headers = headers
         self._producer = Producer(dict(settings))
         self._topic = topic
         self._partition = partition
@@ -81,7 +88,12 @@ class KafkaAppender:
             )
 
         try:
-            self._producer.produce(self._topic, value, partition=self._partition, on_delivery=report)
+            if self._headers is not None and (headers := self._headers()):
+                self._producer.produce(
+                    self._topic, value, partition=self._partition, on_delivery=report, headers=[*headers]
+                )
+            else:
+                self._producer.produce(self._topic, value, partition=self._partition, on_delivery=report)
         except BufferError as error:
             raise AppendRefused(f"{QUEUE_MAX_MESSAGES} records wait for the broker") from error
         except KafkaException as error:
@@ -100,9 +112,16 @@ class KafkaAppender:
 
 
 class KafkaLog:
-    """A partition of a log topic. The caller asks the cluster for ``topic_id`` once (an admin call)."""
+    """A partition of a log topic. The caller asks the cluster for ``topic_id`` once (an admin call).
 
-    def __init__(self, bootstrap_servers: str, topic: str, partition: int, topic_id: str) -> None:
+    ``headers`` gives those of each record that is appended.
+    """
+
+    def __init__(
+        self, bootstrap_servers: str, topic: str, partition: int, topic_id: str,
+        headers: Callable[[], Headers] | None = None,
+    ) -> None:  # fmt: skip
+        self._headers = headers
         self._bootstrap_servers = bootstrap_servers
         self._topic = topic
         self._partition = partition
@@ -170,7 +189,7 @@ class KafkaLog:
             "reconnect.backoff.max.ms": 1000,
             "socket.timeout.ms": SILENT_BROKER_MS,
         }
-        return KafkaAppender(settings, self._topic, self._partition)
+        return KafkaAppender(settings, self._topic, self._partition, self._headers)
 
     def close(self) -> None:
         """Close the reading side."""

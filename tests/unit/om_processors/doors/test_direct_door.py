@@ -19,7 +19,7 @@ from om_processors.doors.door_connection import GREETING_S, HALF_FRAME_S, DoorCo
 from om_processors.doors.door_lookups import MAX_KEYS, found_rows
 from schemas.codecs.codec import decode_as, encode
 from schemas.codecs.envelopes import MAX_ENVELOPE_MESSAGES, responses_in
-from schemas.door.frames import UPGRADE, DoorFrame, DoorFrames, DoorKind, door_frame
+from schemas.door.frames import UPGRADE, DoorFrame, DoorFrames, DoorKind, door_frame, keyed
 from schemas.door.talk import DoorRole, DoorState, DoorTalk
 from schemas.records.datanode import StreamError
 from schemas.records.door import DoorLeaders, DoorRead, DoorRows
@@ -229,9 +229,9 @@ class Host:
     def call_soon_threadsafe(self, act: Callable[[], None]) -> None:
         act()
 
-    def submit(self, connection: Any, shard: int, requests: Sequence[bytes], proof: bytes | None) -> None:
+    def submit(self, connection: Any, shard: int, requests: Sequence[bytes], key: bytes | None) -> None:
         assert isinstance(connection, DoorConnection)
-        self.requests.append((shard, requests, proof))
+        self.requests.append((shard, requests, key))
 
     def look_up(self, reads: Any) -> None:
         for _, told in reads:
@@ -328,9 +328,16 @@ def test_a_frame_that_waits_because_the_node_does_not_read_is_no_fault_of_the_pe
     assert not case.wire.ended
 
 
-def test_the_proof_is_cut_off_a_privileged_request(case: Case):
-    case.connection.data_received(HELLO + door_frame(DoorKind.PROVEN, bytes(range(32)) + b"request", shard=1))
-    assert case.host.requests == [(1, [b"request"], bytes(range(32)))]
+def test_the_key_is_cut_off_a_keyed_request(case: Case):
+    case.connection.data_received(HELLO + door_frame(DoorKind.KEYED, keyed(bytes(32), b"request"), shard=1))
+    assert case.host.requests == [(1, [b"request"], bytes(32))]
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x05four"])
+def test_a_keyed_request_has_a_whole_key(case: Case, payload: bytes):
+    case.connection.data_received(HELLO + door_frame(DoorKind.KEYED, payload))
+    assert case.why().endswith("has no whole key")
+    assert case.host.requests == []
 
 
 def test_an_answer_is_one_envelope(case: Case):

@@ -47,7 +47,7 @@ def admit(body: RequestBody, proof: bytes | ClusterSecret | None) -> Any:
     value = encode(request_of(body))
     if isinstance(proof, ClusterSecret):
         proof = proof.proof(value)
-    return Gateway(shard=0, node="om1", secret=SECRET).admit(Received(offset=0, value=value, proof=proof), 0)
+    return Gateway(shard=0, node="om1", secret=SECRET).admit(Received(offset=0, value=value, key=proof), 0)
 
 
 def test_every_privileged_request_is_here():

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ class Case:
         self.beats: list[float] = []
         self.backlog = Backlog(max_queued=100)
         self.may_take_snapshot = True
+        self.spans: Any = None
         self.outbox = KafkaOutbox(broker.bootstrap_servers, self.clock, self.noted.append, lambda _: None)
         self.opened: list[RequestIntake] = []
 
@@ -52,7 +54,7 @@ class Case:
             bootstrap_servers=servers or self.broker.bootstrap_servers, shard=SHARD,
             gateway=Gateway(shard=SHARD, node="om1", secret=SECRET), outbox=self.outbox, clock=self.clock, hint=hint,
             log=self.noted.append, backlog=self.backlog, beat=self.beats.append,
-            may_take_snapshot=lambda: self.may_take_snapshot,
+            may_take_snapshot=lambda: self.may_take_snapshot, spans=self.spans,
         )  # fmt: skip
         self.opened.append(found)
         return found
@@ -318,8 +320,8 @@ class Way:
         self.rejected.append(message)
 
 
-def direct(way: Way, *values: bytes, proof: bytes | None = None) -> list[Received]:
-    return [Received(offset=-1, value=value, proof=proof, way=way) for value in values]
+def direct(way: Way, *values: bytes, key: bytes | None = None) -> list[Received]:
+    return [Received(offset=-1, value=value, key=key, way=way) for value in values]
 
 
 def test_requests_of_both_doors_are_taken_and_answered_the_way_they_came(case: Case):
@@ -375,7 +377,7 @@ def test_a_direct_request_that_is_privileged_needs_its_proof(case: Case):
     found, way = case.start(), Way()
     value = encode(replace(request_of(PurgeBlocks(shard=SHARD, rows=[b"row"])), reply_partition=3))
     found.put(direct(way, value))
-    found.put(direct(way, value, proof=SECRET.proof(value)))
+    found.put(direct(way, value, key=SECRET.proof(value)))
     (proposal,) = take(found, 1)
     assert proposal.body.body == PurgeBlocks(shard=SHARD, rows=[b"row"])
     assert [answer.status for answer in way.answers] == ["PERMISSION_DENIED"]
@@ -420,3 +422,17 @@ def test_the_reader_rests_while_the_leader_has_enough(case: Case, monkeypatch: p
         assert found.reader.ahead <= 3 + 1, "one record more than there is room, at most"
         taken += found.take(1, WAIT_S)
     assert names(taken) == [f"vol{number}" for number in range(20)]
+
+
+def test_a_request_of_its_own_record_is_traced_by_the_records_key(case: Case):
+    """A privileged one's key is its proof, and an envelope's key speaks for none of its requests."""
+    seen: list[tuple[str, bytes]] = []
+    spans: Any = SimpleNamespace(begin=lambda proposal, key: seen.append((proposal.request_type, key)))
+    case.spans = spans
+    found = case.start()
+    (envelope,) = enveloped_requests([request("vol2", 2), request("vol3", 3)])
+    case.say(request("vol1"), key=b"a key")
+    case.say(envelope, key=b"a key")
+    case.say(request("vol4", 4))
+    assert names(take(found, 4)) == ["vol1", "vol2", "vol3", "vol4"]
+    assert seen == [("CreateVolume", b"a key")]

@@ -44,10 +44,10 @@ def transport(broker: MemoryBroker) -> Iterator[Transport]:
     made.close()
 
 
-def call(value: bytes, shard: int, proof: bytes | None = None) -> Call:
+def call(value: bytes, shard: int, proof: bytes | None = None, trace_key: bytes | None = None) -> Call:
     return Call(
         call_id=1, shard=shard, body=CreateVolume(volume="v"), value=value, done=lambda _: None, due_ms=0.0,
-        deadline_ms=0.0, proof=proof,
+        deadline_ms=0.0, proof=proof, trace_key=trace_key,
     )  # fmt: skip
 
 
@@ -143,6 +143,17 @@ def test_a_proven_request_has_a_record_of_its_own_behind_what_was_sent_before_it
     ]  # fmt: skip
     (record,) = broker.read(OM_REQUESTS, 1, 3, other)
     assert requests_in(record.value() or b"") == [b"x", b"y"]
+
+
+def test_a_traced_call_has_a_record_of_its_own_unless_a_proof_takes_its_place(
+    broker: MemoryBroker, transport: Transport
+) -> None:
+    at = broker.count(OM_REQUESTS, 1)
+    transport.send([call(b"1", 1), call(b"2", 1, None, b"trace"), call(b"3", 1), call(b"4", 1, b"proof", b"trace")])
+    found = broker.read(OM_REQUESTS, 4, 1, at)
+    assert [(record.value(), record.key()) for record in found] == [
+        (b"1", None), (b"2", b"trace"), (b"3", None), (b"4", b"proof"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("proof", [None, b"proof"])

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
 from replicated_db.core.errors import BrokenLog
-from replicated_db.core.ports import AppendRefused, Log, LogUnavailable, OffsetOutOfRange
+from replicated_db.core.ports import AppendRefused, DeliveryReport, Log, LogUnavailable, OffsetOutOfRange
 from replicated_db.shell.kafka import fresh_consumer, kafka_log
 from replicated_db.shell.kafka.fresh_consumer import FreshConsumer
 from replicated_db.shell.kafka.kafka_log import QUEUE_MAX_MESSAGES, KafkaLog, consumer_settings
@@ -52,6 +52,23 @@ class TestKafkaLog(LogSuite):
         ]  # fmt: skip
         assert all(report.timestamp_ms > 0 for report in reports)
         assert all(entry.timestamp_ms > 0 for entry in read_all(log, 0, 3))
+
+
+def test_records_have_the_headers_that_are_given_for_them_and_others_none(broker: MemoryBroker, topic: str):
+    """They are beside the value: a log that knows nothing of headers reads the same."""
+    given = [[("traceparent", b"1"), ("traceparent", b"2")], [], [("traceparent", b"3")]]
+    log = KafkaLog(broker.bootstrap_servers, topic, 0, "id", headers=iter(given).__next__)
+    appender = log.appender()
+    for token, value in enumerate((b"a", b"b", b"c")):
+        appender.append(token, value)
+    reports: list[DeliveryReport] = []
+    while len(reports) < 3:
+        reports += appender.poll(1)
+    assert [(report.offset, report.error) for report in reports] == [(0, None), (1, None), (2, None)]
+    assert [message.headers() or [] for message in broker.read(topic, 3, 0)] == given
+    assert [entry.value for entry in read_all(log, 0, 3)] == [b"a", b"b", b"c"]
+    appender.close()
+    log.close()
 
 
 def test_another_partition_is_another_log(broker: MemoryBroker, topic: str):

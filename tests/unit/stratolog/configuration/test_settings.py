@@ -42,6 +42,8 @@ ANOTHER = {
     "bootstrap_bytes_per_s": "1048576",
     "bootstrap_peers": "om7=host-a:1,om8=host-b:2",
     "trim_log_after_ms": "3600000",
+    "trace_endpoint": "https://collector.example.org:4318/otlp",
+    "trace_one_in": "100",
     "request_timeout_ms": "99",
     "max_in_flight": "17",
     "audit": "false",
