@@ -133,8 +133,15 @@ def make_settings(
         connect_timeout_ms=arguments.number("connect_timeout_ms", connect_timeout_ms, 1),
         secret=arguments.optional("cluster_secret", cluster_secret, ClusterSecret),
         nodes=doors,
-        tracer=tracer,
+        tracer=_tracer(tracer),
     )
+
+
+def _tracer(tracer: Tracer | None) -> Tracer | None:
+    """Return a tracer of OpenTelemetry, which need not be installed; raises TypeError for anything else."""
+    if tracer is not None and not callable(getattr(tracer, "start_span", None)):
+        raise TypeError(f"tracer must be a tracer of OpenTelemetry, not {type(tracer).__name__}")
+    return tracer
 
 
 def _door(address: str) -> str:

@@ -104,7 +104,7 @@ ASYNC_ALONE = {"connect"}
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "bootstrap_servers": (None, 1, "", " ", ","), "caller": NO_TEXT[1:], "deadline_ms": (None, "1", 1.5, 0, 300_001),
     "max_in_flight": (None, "1", 0), "read_from": (None, 1, "127.0.0.1:1", [1], ["ftp://h:1"]),
-    "nodes": (None, 1, "127.0.0.1:1", [1], ["h"], ["h:0"]),
+    "tracer": (1, "opentelemetry"), "nodes": (None, 1, "127.0.0.1:1", [1], ["h"], ["h:0"]),
     "max_linger_ms": (None, "1", -1, 1001, float("nan")), "connect_timeout_ms": (None, "1", 0),
     "cluster_secret": ("secret", b"secret"), "streams": ({}, 1),
 }  # fmt: skip
