@@ -66,7 +66,7 @@ def written(stack: TestStack, collector: Collector, key: str, source: Path) -> C
     command(stack, "key", "put", key, str(source))
 
     def whole() -> Collected | None:
-        (found,) = [one for one in collector.spans if one.attributes.get("stratolog.key") == key] or [None]
+        found = next((one for one in list(collector.spans) if one.attributes.get("stratolog.key") == key), None)
         if found is None:
             return None
         calls = [call for name in TYPES for call in collector.below(found, name)]
