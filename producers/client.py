@@ -58,12 +58,12 @@ class Client:
     ``bootstrap_servers`` are Kafka's: requests go through the brokers. With ``nodes`` (``host:port``) they go straight
     to the shard's leader, and through the brokers, if any are given, only where no leader is reached. Reads ask
     ``nodes``, or else the nodes that the brokers know; if ``read_from`` is given, they ask the nodes at its HTTP
-    addresses, in order of preference. ``caller`` is the user on whose behalf requests are made. A
-    call ends within ``deadline_ms`` (at most five minutes). ``max_in_flight`` bounds the calls in flight: the next one
-    waits. ``max_linger_ms`` bounds how long requests gather under load; with few in flight they never gather.
-    ``streams`` are the options of keys that are opened as files. Operators' commands need the cluster's secret,
-    ``cluster_secret``. With a ``tracer``, each call, and each key that is written, is a span of OpenTelemetry, and so is
-    what the nodes do for it.
+    addresses, in order of preference. ``caller`` is the user on whose behalf requests are made. A call ends within
+    ``deadline_ms`` (at most five minutes). ``max_in_flight`` bounds the calls in flight: the next one waits.
+    ``max_linger_ms`` bounds how long requests gather under load; with few in flight they never gather. ``streams`` are
+    the options of keys that are opened as files. Operators' commands need the cluster's secret, ``cluster_secret``.
+    With a ``tracer``, each call, and each key that is written, is a span of OpenTelemetry, and so is what the nodes do
+    for it.
 
     Raises NotConnected if nobody listens at any broker's address, after a second, or if no broker answers in
     ``connect_timeout_ms``; ValueError or TypeError for wrong settings, naming them. Waits of more than two seconds are

@@ -8,9 +8,9 @@ sides send frames: a header of HEADER_BYTES and a payload. The header is fixed a
 
 What frames mean
     - Both sides begin with HELLO (a ``Hello``), without waiting for each other's. The node's is followed by LEADERS.
-    - REQUESTS: a ``Request``, or an envelope of many (``schemas/codecs/envelopes.py``), for ``shard``. KEYED: a key behind
-      a byte with its length, and one ``Request``. The key is what a record of om.requests would have: the proof of a
-      privileged request, or where its trace is.
+    - REQUESTS: a ``Request``, or an envelope of many (``schemas/codecs/envelopes.py``), for ``shard``.
+    - KEYED: a key behind a byte with its length, and one ``Request``. The key is what a record of om.requests would
+      have: the proof of a privileged request, or where its trace is.
     - ANSWERS: a ``Response``, or an envelope of many. Each request is answered by itself, in whatever order.
     - LEADERS (``DoorLeaders``): who leads, and again whenever that has changed.
     - READ (``DoorRead``), answered by ROWS (``DoorRows``) with its ``number``.

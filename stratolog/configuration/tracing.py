@@ -50,7 +50,7 @@ def _provider(settings: Settings, endpoint: str, service: str, instance: str | N
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
-    # Whoever follows the spans follows the log of the collector, not ours: one line for each failure says enough.
+    # Each attempt that fails would be a line; that a batch was given up is one.
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)
     named = {"service.name": service, "service.instance.id": instance, "stratolog.cluster": settings.cluster}
     provider = TracerProvider(

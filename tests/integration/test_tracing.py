@@ -14,6 +14,8 @@ pytest.importorskip("opentelemetry.sdk", reason="the extra 'tracing' is not inst
 
 from confluent_kafka import Producer
 
+from schemas.codecs.codec import encode
+from schemas.records.log import Tick
 from schemas.topics import OM_LOG, OM_REQUESTS
 from tests.support.local.stack import TestStack
 from tests.support.sdk.written import fresh_bytes
@@ -64,7 +66,7 @@ def written(stack: TestStack, collector: Collector, key: str, source: Path) -> C
     command(stack, "key", "put", key, str(source))
 
     def whole() -> Collected | None:
-        (found,) = [one for one in collector.spans if one.attributes.get("stratolog.key") == key] or [None]
+        found = next((one for one in list(collector.spans) if one.attributes.get("stratolog.key") == key), None)
         if found is None:
             return None
         calls = [call for name in TYPES for call in collector.below(found, name)]
@@ -112,12 +114,13 @@ def test_strangers_keys_and_headers_end_nobody(
 ) -> None:
     """Keys and headers of any bytes on om.requests; headers on the log are those of who may write it."""
     producer = Producer({"bootstrap.servers": stack.settings.bootstrap_servers})
+    void = encode(Tick(term=1, nonce=b"?" * 16, seq=1, prev_chain=bytes(32)))  # of a claim that nobody made
     for shard in range(stack.settings.shards):
         for key in (b"", b"\xff" * 55, b"00-" + b"0" * 32 + b"-" + b"0" * 16 + b"-01", bytes(32), b"x" * 100_000):
             producer.produce(
                 OM_REQUESTS, b"nonsense", key, shard, headers=[("traceparent", key), ("traceparent", None)]
             )
-        producer.produce(OM_LOG, b"nonsense", partition=shard, headers=[("traceparent", b"\xff" * 55), ("", None)])
+        producer.produce(OM_LOG, void, partition=shard, headers=[("traceparent", b"\xff" * 55), ("", None)])
     assert producer.flush(SECONDS) == 0
     source = tmp_path / "source.bin"
     source.write_bytes(fresh_bytes(1000))

@@ -36,6 +36,7 @@ FOREIGN = (
     "rocksdict",
     "pytest",
     "avro",
+    "opentelemetry",
 )
 OURS = ("schemas", "replicated_db", "om_processors", "datanode_processors", "producers", "spark_streaming")
 SDK = tuple(

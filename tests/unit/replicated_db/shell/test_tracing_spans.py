@@ -49,8 +49,9 @@ class Sight:
 
 
 def own(span: ReadableSpan) -> SpanContext:
-    assert span.context is not None
-    return span.context
+    found: SpanContext | None = span.context
+    assert found is not None
+    return found
 
 
 def above(span: ReadableSpan) -> int:
