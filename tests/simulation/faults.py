@@ -586,7 +586,7 @@ class Faults:
             or self._has_read(node, end)
             or node.name in invariants.diverged
             or node.name in invariants.tainted
-            or any(appender.out_of_sequence and appender.node == node.name for appender in self.world.log.appenders)
+            or any(one.last_offset >= end and one.node == node.name for one in self.world.log.appenders)
         )
 
     def _has_read(self, node: Node, end: int) -> bool:
