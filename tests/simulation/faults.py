@@ -578,8 +578,16 @@ class Faults:
                 node.log.end = min(node.log.end, end)
 
     def _is_spent(self, node: Node, end: int) -> bool:
+        """Whether nobody could take a checkpoint from a node after a loss: what it has is wrong, or is before the log's beginning."""
         invariants = self.world.invariants
-        return self._has_read(node, end) or node.name in invariants.diverged or node.name in invariants.tainted
+        is_behind = node.stored_position().offset < self.world.log.first
+        return (
+            is_behind
+            or self._has_read(node, end)
+            or node.name in invariants.diverged
+            or node.name in invariants.tainted
+            or any(one.last_offset >= end and one.node == node.name for one in self.world.log.appenders)
+        )
 
     def _has_read(self, node: Node, end: int) -> bool:
         return max(node.log.read_to, node.stored_position().offset) >= end
