@@ -71,7 +71,8 @@ def up(
 
 def check_installed(settings: Settings) -> None:
     """Raise Unavailable, before anything is started, if a part of the stack is not installed."""
-    check_extras(["om", *(["datanode"] if settings.datanodes else []), *(["spark"] if settings.audit else [])])
+    wanted = {"datanode": settings.datanodes, "spark": settings.audit, "tracing": settings.trace_endpoint}
+    check_extras(["om", *(extra for extra, needed in wanted.items() if needed)])
 
 
 def down(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from stratolog.commands.stack import check_installed
+from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable
 from stratolog.extras import EXTRAS, check_extras, libraries_of, missing_extra
 
@@ -56,3 +59,10 @@ def test_all_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -
     assert "pip install 'stratolog[om,spark]'" in str(refused.value)
     assert "--no-audit" in str(refused.value)
     check_extras([])
+
+
+def test_a_stack_that_is_to_be_traced_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "opentelemetry" else object())
+    check_installed(Settings())
+    with pytest.raises(Unavailable, match=r"not installed: opentelemetry; .*'stratolog\[tracing\]'"):
+        check_installed(replace(Settings(), trace_endpoint="http://127.0.0.1:4318"))
