@@ -251,6 +251,14 @@ def test_progress_is_told_at_intervals_and_at_the_end(client, tree, monkeypatch)
     assert len(told) == 1, "the last"
 
 
+def test_progress_is_told_while_files_are_written(client, tree, monkeypatch):
+    monkeypatch.setattr(module, "PROGRESS_INTERVAL_MS", 0)
+    told: list[Progress] = []
+    ingest(client, tree, progress=told.append, max_in_flight=1)
+    assert len(told) >= told[-1].files_total, "after each file"
+    assert len({progress.files for progress in told}) > told[-1].files_total / 2
+
+
 class Raising:
     """A rule that raises an error once the second file is written, and the first one's request is out."""
 

@@ -5,6 +5,7 @@ Over real stream servers, as for all tests of this room.
 
 import array
 import threading
+from itertools import pairwise
 
 import pytest
 
@@ -116,20 +117,22 @@ def test_two_blocks_together_hold_no_more_than_the_buffer(begin, monkeypatch):
     """The first one's watch is still waited for while the second one is filled."""
     world, writer = begin(client_buffer_bytes=512 * KIB, flush_bytes=512 * KIB, watch_timeout_ms=100)
     world.members()[0].pipelines.deaf = True  # each watch takes its whole time
-    most = 0
+    most, steps = 0, []
     real = writer._write_some
 
     def write_some(view, *, keep):
         nonlocal most
-        taken = real(view, keep=keep)
+        steps.append(real(view, keep=keep))
         most = max(most, writer.held_bytes)
-        return taken
+        return steps[-1]
 
     monkeypatch.setattr(writer, "_write_some", write_some)
     data = some_bytes(2 * BLOCK)
     for at in range(0, len(data), 200 * KIB):
         writer.write(data[at : at + 200 * KIB])
     assert 0 < most <= world.options.client_buffer_bytes
+    assert 0 in steps, "the buffer was full"
+    assert all(sum(pair) > 0 for pair in pairwise(steps)), "who waited for room then has it"
     writer.close()
     assert writer.held_bytes == 0
     assert writer.statistics().watches_by_majority >= 2
