@@ -256,6 +256,15 @@ def test_threads_that_are_still_busy_are_named(caplog: pytest.LogCaptureFixture)
     assert "MainThread" not in record.getMessage()
 
 
+def leave_this_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have ``run`` change nothing that is the whole process's: its memory, logging, collector and event loop."""
+    for name in ("keep_freed_memory", "validate_schemas", "calm_collector"):
+        monkeypatch.setattr(module, name, lambda: None)
+    monkeypatch.setattr("replicated_db.shell.logs.configure", lambda *_: None)
+    monkeypatch.setattr("mode.loop.use", lambda _: None)
+    monkeypatch.setattr(module, "check_topics", lambda *_: topics_of())
+
+
 @pytest.mark.parametrize(
     ("failure", "died_of"),
     [
@@ -270,13 +279,46 @@ def test_a_datanode_that_cannot_start_says_why(
     def fail(*_: Any) -> None:
         raise failure
 
-    for name in ("keep_freed_memory", "validate_schemas"):
-        monkeypatch.setattr(module, name, lambda: None)
-    monkeypatch.setattr("replicated_db.shell.logs.configure", lambda *_: None)
-    monkeypatch.setattr("mode.loop.use", lambda _: None)
-    monkeypatch.setattr(module, "check_topics", lambda *_: topics_of())
+    leave_this_process_alone(monkeypatch)
     monkeypatch.setattr(module, "DatanodeProcess", fail)
     module.run(config_of(tmp_path, "127.0.0.1:1"))
     (error,) = died
     assert died_of in str(error)
     assert (error is failure) == isinstance(failure, LogUnavailable | WrongSetting)
+
+
+@pytest.mark.parametrize("ends_with", [SystemExit, KeyboardInterrupt])
+def test_a_datanode_serves_while_its_worker_runs_and_is_closed_however_that_ends(
+    tmp_path: Path, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, died: list[BaseException],
+    ends_with: type[BaseException],
+) -> None:  # fmt: skip
+    leave_this_process_alone(monkeypatch)
+    nodes: list[DatanodeProcess] = []
+    serving: list[bool] = []
+
+    def accepts() -> bool:
+        with socket.socket() as asking:
+            return asking.connect_ex(("127.0.0.1", nodes[0].server.port)) == 0
+
+    class Worker:
+        """What runs the app until a signal comes: Faust's own takes over signals, and ends the process."""
+
+        def __init__(self, app: Any, **_: Any) -> None:
+            assert app is nodes[0].app
+
+        def execute_from_commandline(self) -> None:
+            serving.append(accepts())
+            raise ends_with
+
+    class Kept(DatanodeProcess):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            nodes.append(self)
+
+    monkeypatch.setattr(module.faust, "Worker", Worker)
+    monkeypatch.setattr(module, "DatanodeProcess", Kept)
+    with pytest.raises(ends_with):
+        module.run(config_of(tmp_path, broker.bootstrap_servers))
+    assert serving == [True]
+    assert not accepts()
+    assert not died

@@ -181,6 +181,9 @@ def test_stored_bytes_are_judged_by_the_rows_of_the_log():
     assert [member["verdict"] for member in result["members"]] == ["equal", "diverged", "unknown", "unknown"]
     assert result["members"][1]["containers"] == [{"container_id": 1, "expected": 5, "found": 6, "blocks": []}]
     assert not are_blocks_ok({"blocks": result}, required=False)
+    assert (result["log_offset"], result["index"]) == (9, 3)
+    trimmed = [blocks_result(["dn1"], 9, index, reports, None) for index in (3, 0)]
+    assert [one["index"] for one in trimmed] == [3, None], "before the base no index is known"
 
 
 def test_unknown_stored_bytes_are_well_unless_they_are_required():

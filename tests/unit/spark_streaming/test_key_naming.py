@@ -60,6 +60,8 @@ def test_who_has_the_logs_sum_is_right_against_a_majority():
     """Two of three replicas have the same wrong row."""
     wrong = {**TRUE, b"b": 20}
     assert look(rows(wrong), [rows(wrong), rows(TRUE)], BUCKET, INDEX).keys == {b"b": Damage.OTHER}
+    almost = {**TRUE, b"b": TRUE[b"b"] ^ 1}
+    assert look(rows(almost), [rows(almost), rows(TRUE)], BUCKET, INDEX).keys == {b"b": Damage.OTHER}, "each bit counts"
     later = [rows(wrong, 6), rows(TRUE, 6)]
     assert look(rows(wrong, 6), later, BUCKET, INDEX).keys == {}, "nobody can say who is right there"
 
@@ -88,6 +90,8 @@ def test_of_a_part_of_the_rows_only_what_all_give_is_compared():
 def test_keys_are_told_as_text_and_counted():
     many = {b"%03d" % number: Damage.EXTRA for number in range(NAMED_KEYS + 2)}
     assert words(BUCKET, many).endswith("'007' (extra) and 2 more")
+    del many[b"008"], many[b"009"]
+    assert words(BUCKET, many).endswith("'007' (extra)"), "all are named"
     assert "'\\x00\\xff' (another value)" in words(BUCKET, {b"\0\xff": Damage.OTHER})
     assert len(words(BUCKET, {b"k" * 5000: Damage.OTHER})) < 300
     assert words(BUCKET, {}) == "keyTable bucket 7: the replicas hold the same rows now"

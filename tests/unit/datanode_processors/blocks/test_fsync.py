@@ -63,3 +63,15 @@ def test_a_sync_has_the_bytes_stored_under_any_policy(tmp_path: Path, fsync: str
         assert store.fsyncs.files == (before if fsync == PACKET else before + 1), "stored already after the packet"
     with pytest.raises(BlockError, match="is closed"):
         writer.sync()
+
+
+def test_a_block_found_on_the_disk_is_stored_by_the_first_question_alone(tmp_path: Path):
+    """Later ones tell what is stored, and do not do the work of a stream that has taken the block up."""
+    with BlockStore(tmp_path, fsync=CLOSE).open_writer(1, 1, 0, CELL) as writer:
+        writer.write(0, bytes(CELL))
+    store = BlockStore(tmp_path, fsync=CLOSE)
+    assert (store.stored_length(1, 1), store.fsyncs.files) == (CELL, 1)
+    with store.open_writer(1, 1, CELL, CELL) as writer:
+        writer.write(CELL, bytes(CELL))
+        assert (store.stored_length(1, 1), store.fsyncs.files) == (CELL, 1)
+    assert store.stored_length(1, 1) == 2 * CELL

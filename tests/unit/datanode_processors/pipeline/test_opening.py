@@ -243,6 +243,8 @@ def test_a_registry_is_whole_on_the_disk_before_it_takes_the_place_of_the_last(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
+    opened = os.listdir("/proc/self/fd")
     write_registry(path, [request()])
+    assert len(os.listdir("/proc/self/fd")) == len(opened), "neither is kept open"
     assert sizes == [path.stat().st_size, -1], "the file, and then its folder"
     assert read_registry(path) == [request()]

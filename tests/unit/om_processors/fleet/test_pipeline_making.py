@@ -155,6 +155,13 @@ def test_only_a_datanodes_latest_pipelines_are_opened_again_while_somebody_is_aw
     assert nodes.made() is not None
 
 
+def test_while_there_are_few_pipelines_any_is_opened_again_whoever_is_awaited():
+    old = [replace(row, opened_at_ms=number) for number, row in enumerate(closed(range(3), OPEN))]
+    nodes = Nodes(in_rack([*OPEN, "dn4"]), [*old, *closed((3,), ("dn4", *GONE[:2]))])
+    nodes.ages_ms["dn4"] = TIMEOUT_MS + 1
+    assert nodes.made() == (0, list(OPEN)), "the first, though its members have joined two later ones"
+
+
 def test_a_closed_pipeline_of_another_size_or_in_one_rack_of_two_is_not_opened_again():
     two_racks = in_rack(["dn1", "dn2", "dn3"]) | in_rack(["dn4"], "/r2")
     nodes = Nodes(two_racks, closed((5,), OPEN))

@@ -80,6 +80,9 @@ def test_a_decommissioned_datanode_that_is_switched_off_is_forgotten():
     away = {"dn1": TIMEOUT_MS + 1, "dn2": TIMEOUT_MS + 1}
     picture = picture_of(beats, states={"dn1": "DECOMMISSIONED"}, ages_ms=away)
     assert list(picture.datanodes) == ["dn2"]
+    away["dn1"] = TIMEOUT_MS
+    picture = picture_of(beats, states={"dn1": "DECOMMISSIONED"}, ages_ms=away)
+    assert list(picture.datanodes) == ["dn1", "dn2"], "it is not silent for longer than any may be"
 
 
 @pytest.mark.parametrize(

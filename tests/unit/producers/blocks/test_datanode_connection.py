@@ -309,6 +309,16 @@ def test_a_frame_that_comes_byte_by_byte_has_a_limit_too(talks):
     assert caught.value.status == stream_errors.TIMED_OUT
 
 
+def test_a_whole_frame_has_twice_the_time_of_its_next_byte(talks, monkeypatch):
+    connection, peer = talks()
+    connection.send_request(WATCH)
+    peer.say(encode_frame(Kind.REPLY, bytes(60_000))[:100])
+    clock = iter([1000.0, 1000.2, 1000.201])  # the wait begins; two looks
+    monkeypatch.setattr(datanode_connection, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with pytest.raises(DatanodeError, match="does not send a whole frame in time"):
+        connection.receive(100)
+
+
 def test_the_kernel_is_told_each_limit_in_seconds_and_microseconds(talks):
     connection, _ = talks()
 

@@ -110,9 +110,10 @@ def test_a_stream_ends_with_the_acknowledgement_of_its_end_and_tells_all_before_
     assert told == [7, 9, 9]
 
 
-def test_an_answer_to_the_commit_that_cannot_be_read_is_a_bad_frame(begun):
+@pytest.mark.parametrize("payload", [b"no record", b"?"])
+def test_an_answer_to_the_commit_that_cannot_be_read_is_a_bad_frame(begun, payload):
     stream, peer = begun
-    peer.say(acknowledgement(9, 1, b"no record"))
+    peer.say(acknowledgement(9, 1, payload))
     with pytest.raises(DatanodeError, match="the last acknowledgement cannot be read") as caught:
         stream.end(9, PUT, lambda _: None)
     assert caught.value.status == BAD_FRAME

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from producers.blocks.core import stream_window
-from producers.blocks.core.stream_window import MIN_PACKET_BYTES, SEND_BYTES, SEND_PACKETS, StreamWindow, WindowLimits
+from producers.blocks.core.stream_window import (
+    MAX_HELD_PACKETS,
+    MIN_PACKET_BYTES,
+    SEND_BYTES,
+    SEND_PACKETS,
+    StreamWindow,
+    WindowLimits,
+)
 from schemas.records.packets import CELL_BYTES, MAX_PACKET_BYTES, PACKET_BYTES
 
 KIB = 1024
@@ -308,6 +315,11 @@ def test_what_a_block_is_written_with_if_nothing_is_said():
     assert (limits.window_bytes, limits.flush_bytes, limits.buffer_bytes) == (8 << 20, 64 << 20, 256 << 20)
 
 
+def test_whole_packets_of_any_size_are_bounded_by_their_bytes_and_not_by_their_number():
+    limits = WindowLimits(block_bytes=1)
+    assert limits.buffer_bytes <= MAX_HELD_PACKETS * MIN_PACKET_BYTES
+
+
 def test_a_block_is_full_at_its_length_and_takes_no_more():
     found = window(block_bytes=100)
     assert not found.full
@@ -483,11 +495,12 @@ def test_an_empty_block_is_watched_by_its_entry():
     assert found.watched_bcs_id == 4
 
 
-def test_a_packet_of_a_cells_size_that_lies_across_two_cells_is_in_both_checksums():
+@pytest.mark.parametrize("first", [1, 10, CELL_BYTES - 1])
+def test_a_packet_of_a_cells_size_that_lies_across_two_cells_is_in_both_checksums(first):
     found = window(packet_bytes=2 * CELL_BYTES)
-    data = content(CELL_BYTES + 10)
-    for part in (data[:10], data[10:]):
+    data = content(CELL_BYTES + first)
+    for part in (data[:first], data[first:]):
         found.write(memoryview(part), keep=True)
         found.seal()
-    assert [len(packet.data) for packet in found._held] == [10, CELL_BYTES]
+    assert [len(packet.data) for packet in found._held] == [first, CELL_BYTES]
     assert found.checksums(len(data)) == cells_of(data)

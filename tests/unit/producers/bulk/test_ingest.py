@@ -251,6 +251,34 @@ def test_progress_is_told_at_intervals_and_at_the_end(client, tree, monkeypatch)
     assert len(told) == 1, "the last"
 
 
+def test_progress_is_told_while_files_are_written(client, tree, monkeypatch):
+    monkeypatch.setattr(module, "PROGRESS_INTERVAL_MS", 0)
+    told: list[Progress] = []
+    ingest(client, tree, progress=told.append, max_in_flight=1)
+    assert len(told) >= told[-1].files_total, "after each file"
+    assert len({progress.files for progress in told}) > told[-1].files_total / 2
+
+
+def test_progress_is_told_while_the_last_keys_are_waited_for(cluster, tree, monkeypatch):
+    monkeypatch.setattr(module, "PROGRESS_INTERVAL_MS", 1)
+    client, connection = client_to(cluster)
+    real, told = cluster.apply, []
+
+    def apply(body):
+        connection.held |= isinstance(body, CommitKey)
+        return real(body)
+
+    cluster.apply = apply
+    thread = threading.Thread(target=ingest, args=(client, tree), kwargs={"progress": told.append}, daemon=True)
+    thread.start()
+    eventually(lambda: connection.held and len(told) > 2 * told[-1].files_total)
+    cluster.apply = real
+    connection.release()
+    thread.join(30)
+    assert (told[-1].files, thread.is_alive()) == (told[-1].files_total, False)
+    client.close(0)
+
+
 class Raising:
     """A rule that raises an error once the second file is written, and the first one's request is out."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from producers.errors import NOT_CONNECTED, NotConnected
 from producers.reads.leaders_group import is_address
-from producers.reads.node_addresses import NodeAddresses
+from producers.reads.node_addresses import FIND_TIMEOUT_MS, NodeAddresses
 from producers.reads.reads import Reads
 from schemas.leader_names import member_name, node_and_address
 from tests.support.sdk.memory import MemoryCluster, volume_row
@@ -158,6 +158,18 @@ def test_who_knows_no_node_waits_for_the_look_no_longer_than_it_may():
         finally:
             brokers.may_answer.set()
         assert looking.result(PATIENCE_S) == ["http://x:1"]
+
+
+@pytest.mark.parametrize(("timeout_s", "asked_for_s"), [(60.0, FIND_TIMEOUT_MS / 1000), (0.0, 0.0)])
+def test_the_brokers_are_waited_for_no_longer_than_a_look_may_take(timeout_s, asked_for_s):
+    asked = []
+
+    def find(look_s):
+        asked.append(look_s)
+        return ["x:1"]
+
+    NodeAddresses([], find).in_order(timeout_s)
+    assert asked == [asked_for_s]
 
 
 def test_a_failed_look_keeps_nothing_of_what_it_was_made_with(monkeypatch):

@@ -255,6 +255,15 @@ def test_that_no_broker_is_left_is_said_once_in_a_while(
     assert len(caplog.records) == 2
 
 
+def test_who_serves_waits_for_nothing(transport: Transport) -> None:
+    """The client's one thread does it between replies: each wait there would be one of every request."""
+    waits: list[float] = []
+    real, transport._producer = transport._producer, SimpleNamespace(poll=waits.append)  # type: ignore[assignment]
+    transport.serve()
+    transport._producer = real
+    assert waits == [0]
+
+
 def test_a_delivery_that_failed_is_for_a_person_who_looks(caplog: pytest.LogCaptureFixture) -> None:
     message: object = SimpleNamespace()
     with caplog.at_level(logging.DEBUG, "stratolog.client"):

@@ -298,6 +298,7 @@ def test_what_a_peer_says_of_itself():
     assert (found.peer, found.node, found.offset, found.leads, found.flagged) == (ONE, "n1", -1, False, True)
     longest = view_from(ONE, VIEW | {"cluster": "c" * MAX_TEXT_CHARACTERS, "offset": MAX_NUMBER})
     assert (len(longest.cluster), longest.offset) == (MAX_TEXT_CHARACTERS, MAX_NUMBER)
+    assert view_from(ONE, VIEW | {"node": "n"}).node == "n", "a name of one character is one"
 
 
 @pytest.mark.parametrize(

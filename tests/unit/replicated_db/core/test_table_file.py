@@ -62,6 +62,15 @@ def test_a_key_between_keys_as_the_start(file: bytes):
     assert next(keys_of(file).keys(b"key 000017\x00", END)) == b"key 000018"
 
 
+def test_the_last_key_of_a_block_as_the_start(file: bytes):
+    found = keys_of(file)
+    whole = list(found.keys(b"", END))
+    fences = found.fences()
+    assert set(fences) & set(whole), "some are keys, and not only what divides them"
+    for fence in fences:
+        assert next(found.keys(fence, END), None) == next((key for key in whole if key >= fence), None)
+
+
 @pytest.mark.parametrize("length", [0, 1, FOOTER_BYTES - 1, FOOTER_BYTES, 1000])
 def test_a_file_that_is_cut(file: bytes, length: int):
     for part in (file[:length], file[len(file) - length :]):

@@ -149,6 +149,21 @@ def test_a_restored_replica_goes_on_in_a_new_log(source: RocksNode, log: Log, te
     empty.close()
 
 
+def test_a_backup_says_what_it_is_at(source: RocksNode, log: Log, tmp_path: Path):
+    said: list[str] = []
+    with Telling(said.append) as telling:
+        back_up(tmp_path / "b", source, log, telling, "one", 1)
+    steps = (
+        "asks the nodes where they stand",
+        "waits for the checkpoint of n1",
+        "scans the checkpoint",
+        "keeps the log",
+    )
+    told = [next(number for number, text in enumerate(said) if step in text) for step in steps]
+    assert told == sorted(told)
+    assert all(text.startswith("shard 0: ") for text in said)
+
+
 def test_a_second_backup_stores_only_what_is_new(source: RocksNode, log: Log, telling: Telling, tmp_path: Path):
     first = back_up(tmp_path / "b", source, log, telling, "one", 1).part(0)
     log.write(30)

@@ -28,7 +28,7 @@ from replicated_db.core.log.position import FLAG_KEY, INSTALLED_KEY, UNFLAGGED_K
 from replicated_db.core.tables.column_families import RETRY_EXPIRY, TRANSACTION_INFO
 from replicated_db.shell.bootstrap import bootstrap as bootstrap_module
 from replicated_db.shell.bootstrap import candidate as candidate_module
-from replicated_db.shell.bootstrap import peer_calls
+from replicated_db.shell.bootstrap import peer_calls, transfer_pages
 from replicated_db.shell.bootstrap.bootstrap import NoPeerServes, installed_of
 from replicated_db.shell.bootstrap.candidate import Candidate, candidate_folder
 from replicated_db.shell.bootstrap.content_digests import ContentDigests
@@ -720,6 +720,24 @@ def test_the_throttle_is_kept(source: RocksNode, asker: RocksNode):
     with serving(desk, "n1") as peer:
         found = asker.install(peer)
     assert len(waits) >= found.fetched_bytes / 2**20
+
+
+def test_a_piece_that_the_throttle_holds_back_waits(
+    source: RocksNode, asker: RocksNode, monkeypatch: pytest.MonkeyPatch
+):
+    held: list[float] = []
+    real = asyncio.sleep
+
+    async def sleep(delay_s: float, *given: Any) -> Any:
+        held.append(delay_s)
+        return await real(delay_s, *given)
+
+    desk = source.desk(bytes_per_s=1_000_000)
+    desk.wait_s = lambda _: 0.003  # type: ignore[method-assign]
+    monkeypatch.setattr(transfer_pages.asyncio, "sleep", sleep)
+    with serving(desk, "n1") as peer:
+        asker.install(peer)
+    assert 0.003 in held
 
 
 # Killed while it installs.

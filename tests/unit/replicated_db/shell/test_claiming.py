@@ -146,6 +146,12 @@ def test_a_candidate_whose_clock_is_near_the_brokers_leads(ahead_ms: int):
     assert claiming.turns[-1] == 0.0
 
 
+def test_who_has_been_told_where_the_log_ends_is_not_expected_to_be_silent_any_more():
+    claiming = Claiming()
+    claiming.claimer.catch_up()
+    assert claiming.turns[:2] == [ANSWER_WAIT_S, 0.0]
+
+
 @pytest.mark.parametrize("ahead_ms", [MAX_CLOCK_SKEW_MS + 1, -MAX_CLOCK_SKEW_MS - 1])
 def test_a_candidate_whose_clock_is_far_from_the_brokers_does_not_lead(ahead_ms: int):
     claiming = Claiming(ahead_ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from configparser import ConfigParser
 from pathlib import Path
@@ -112,3 +113,25 @@ def test_a_store_that_is_closed_says_so(tmp_path: Path, act: str):
         getattr(store, act)()
     with pytest.raises(StoreFailure, match="the store is closed"):
         store.drop_checkpoint("none")
+
+
+def test_a_checkpoint_whose_files_cannot_be_removed_is_gone_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody waits for a disk to take files away; the next removal of that name tries again."""
+    store = RocksStore(tmp_path / "shard-0", FAMILIES)
+    for name in ("one", "two"):
+        store.checkpoint(name)
+
+    def refuse(path: object, **_: object) -> None:
+        raise PermissionError(1, "Operation not permitted", path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", refuse)
+        for name in ("one", "two"):
+            store.drop_checkpoint(name)
+    assert store.checkpoint_names() == []
+    store.drop_checkpoint("one")
+    store.checkpoint("one")
+    assert store.checkpoint_names() == ["one"]
+    store.close()
