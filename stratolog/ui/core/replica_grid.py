@@ -84,7 +84,7 @@ class _Marks:
             key = JudgedReplica(one.verdict.log, one.verdict.shard, one.verdict.node)
             self._shown[key, one.verdict.basis] = one
         self._diverged = {JudgedReplica(one.log, one.shard, one.node) for one in standing(seen.verdicts)}
-        self._is_dead = "audit" in seen.stopped
+        self._is_dead = "audit" in seen.stopped or seen.is_cut_off
 
     def of(self, replica: JudgedReplica) -> tuple[str, int | None, int | None, Tone]:
         """Return the verdict in a word, its age and that of the last full scan in ms, and the tone."""

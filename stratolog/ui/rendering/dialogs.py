@@ -14,8 +14,10 @@ from spark_streaming.verdicts.core.words import DIVERGED, EQUAL
 from stratolog.ui.core.drill_desk import DrillDesk, DrillRun
 from stratolog.ui.core.judged_tail import TailRecord, mark_before
 from stratolog.ui.core.replica_grid import ReplicaDetails
+from stratolog.ui.core.storage_rows import SizeHistogram
 from stratolog.ui.core.words import Tone, bytes_of, count_of, partition_words
-from stratolog.ui.rendering.markup import Content, Markup, badge, element, joined, quiet, table
+from stratolog.ui.rendering.charts import size_bars
+from stratolog.ui.rendering.markup import Content, Markup, badge, element, facts_line, joined, quiet, table
 from stratolog.ui.rendering.panels import clock_of
 
 SHOWN_DIFFERENCES = 20
@@ -147,6 +149,21 @@ def _key_text(key: str) -> str:
     raw = bytes.fromhex(key)
     text = raw.decode(errors="replace")
     return text if text.isprintable() and "\ufffd" not in text else key
+
+
+# -- sizes -------------------------------------------------------------------------------------------------------------
+
+
+def sizes_dialog(name: str, found: SizeHistogram) -> Markup:
+    """Return how many keys of a bucket have which size."""
+    if not found.keys:
+        return joined([element("h2", f"Sizes in {name}"), quiet("The bucket has no keys.")])
+    counted = f"of its first {count_of(found.keys, 'key')} by name" if found.is_cut else count_of(found.keys, "key")
+    facts = [
+        ("counted", counted), ("together", bytes_of(found.total_bytes)), ("median", bytes_of(found.median)),
+        ("largest", bytes_of(found.largest)), ("empty", count_of(found.empty, "key")),
+    ]  # fmt: skip
+    return joined([element("h2", f"Sizes in {name}"), size_bars(found.classes), facts_line(facts)])
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------

@@ -173,8 +173,19 @@ def test_panels_come_as_events_and_say_what_is_missing(served: Served) -> None:
 
 
 def test_one_page_too_many_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert served.http.get("/number").json()["is_full"] is False
     monkeypatch.setattr(serving, "MAX_VIEWERS", 0)
     assert served.http.get("/events").status_code == 503
+    # A browser does not show the answer's words: the page asks here why.
+    assert served.http.get("/number").json() == {
+        "number": served.server.number, "cluster": "stratolog", "most_pages": 0, "is_full": True,
+    }  # fmt: skip
+
+
+def test_sizes_of_a_bucket_that_nobody_lists_are_refused_in_words(served: Served) -> None:
+    answer = served.http.get("/sizes", params={"volume": "v" * 5000, "bucket": "../<b>"})
+    assert answer.status_code == 503
+    assert answer.json()["message"] == f"no node lists the keys of {'v' * 100}/../<b>"
 
 
 def test_a_link_holds_the_key_where_no_server_gets_it() -> None:
