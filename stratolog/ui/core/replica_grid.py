@@ -146,9 +146,10 @@ def _cell(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaDetails:
-    """What is known of one replica, for its dialog."""
+    """What is known of one replica, for its dialog. ``pid`` is its node's process, None if that does not answer."""
 
     replica: JudgedReplica
+    pid: int | None
     view: Json
     verdicts: Sequence[JudgedVerdict]
     evidence: Mapping[str, Any]
@@ -157,10 +158,12 @@ class ReplicaDetails:
 
 def details_of(seen: Observed, replica: JudgedReplica) -> ReplicaDetails | None:
     """Return what is known of a replica; None if neither its node nor the audit knows it."""
+    statuses = seen.nodes if replica.log == OM_LOG else seen.datanode_statuses
+    status = statuses.get(replica.node)
     if replica.log == OM_LOG:
-        view = view_of(seen.nodes.get(replica.node), replica.shard)
+        view = view_of(status, replica.shard)
     else:
-        views = (seen.datanode_statuses.get(replica.node) or {}).get("pipelines", ())
+        views = (status or {}).get("pipelines", ())
         view = next((one for one in views if one["shard"] == replica.shard), {})
     verdicts = [
         one
@@ -170,7 +173,7 @@ def details_of(seen: Observed, replica: JudgedReplica) -> ReplicaDetails | None:
     if not view and not verdicts:
         return None
     return ReplicaDetails(
-        replica=replica, view=view, verdicts=verdicts, evidence=view.get("evidence") or {},
+        replica=replica, pid=(status or {}).get("pid"), view=view, verdicts=verdicts, evidence=view.get("evidence") or {},
         is_diverged=bool(view.get("flagged")) or any(_is_of(one, replica) for one in standing(seen.verdicts)),
     )  # fmt: skip
 

@@ -97,17 +97,26 @@ def _keys_button(verdict: Verdict, cf: str, bucket: int) -> Content:
 
 def _repair(details: ReplicaDetails) -> Content:
     """Return the commands that look into a divergence and end it."""
-    log, shard, node = details.replica
-    if log != OM_LOG:
-        lines = [f"stratolog debug log {shard}", "stratolog audit --once --blocks"]
-    else:
-        lines = [
-            f"stratolog debug digest --node {node} --shard {shard}",
-            f"# stop {node}, move its folder nodes/{node}/shard-{shard} away, then:",
-            "stratolog up     # it installs a peer's checkpoint",
-            f"stratolog admin unflag {node} {shard}     # if it was flagged, and is right after all",
-        ]
-    return [element("h3", "Look, and repair"), element("pre", "\n".join(lines)), element("div", id="keys")]
+    lines = _om_commands(details) if details.replica.log == OM_LOG else _dn_commands(details)
+    return [element("h3", "Look, and repair"), element("pre", "\n".join(lines), id="repair"), element("div", id="keys")]
+
+
+def _om_commands(details: ReplicaDetails) -> list[str]:
+    _, shard, node = details.replica
+    folder, aside = f"nodes/{node}/shard-{shard}", f"aside-{node}-shard-{shard}"
+    end = f"# end {node}" if details.pid is None else f"kill {details.pid} && tail --pid={details.pid} -f /dev/null"
+    return [
+        f"stratolog debug digest --node {node} --shard {shard}",
+        "# its database is made anew from a peer's checkpoint; in the data directory, on its machine:",
+        f"{end}  # it hands over, and ends" if details.pid is not None else end,
+        f"mkdir {aside} && mv {folder} {folder}.checkpoints {aside}/",
+        "stratolog up  # starts it again",
+        f"# flagged, and right after all (a wrong digest base): stratolog admin unflag {node} {shard}",
+    ]
+
+
+def _dn_commands(details: ReplicaDetails) -> list[str]:
+    return [f"stratolog debug log {details.replica.shard}", "stratolog audit --once --blocks"]
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------

@@ -87,12 +87,11 @@ class ClusterWatch:
         self._found = _BrokersFound()
         self._looked_at_s = float("-inf")
         self._stop = threading.Event()
-        self._events_of: dict[int, LogEvents] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._works: dict[str, Callable[[], None]] = {
-            "verdicts": lambda: self._tail(OM_VERDICTS, self._take_verdicts),
-            "windows": lambda: self._tail(OM_STATS, self._take_windows),
-            "log": lambda: self._tail(OM_LOG, self._take_records),
+            "verdicts": lambda: self._tail(OM_VERDICTS, lambda: self._take_verdicts),
+            "windows": lambda: self._tail(OM_STATS, lambda: self._take_windows),
+            "log": lambda: self._tail(OM_LOG, self.log_taker),
             "nodes": self._ask,
         }
 
@@ -109,7 +108,6 @@ class ClusterWatch:
                 return
             if not any(thread.is_alive() for thread in self._threads.values()):
                 self._found = _BrokersFound()
-                self._events_of = {}
             # One by one: some may have ended just now, and others not yet.
             for name, work in self._works.items():
                 if name not in self._threads or not self._threads[name].is_alive():
@@ -141,7 +139,7 @@ class ClusterWatch:
 
     # -- topics --------------------------------------------------------------------------------------------------------
 
-    def _tail(self, topic: str, take: Callable[[list[Message]], None]) -> None:
+    def _tail(self, topic: str, taker: Callable[[], Callable[[list[Message]], None]]) -> None:
         while self.is_awake():
             servers = self._settings.bootstrap_servers
             try:
@@ -152,8 +150,7 @@ class ClusterWatch:
                 continue
             try:
                 self._say(topic, None)
-                if topic == OM_LOG:
-                    self._events_of = {}  # its records are read anew, from the term that they begin with
+                take = taker()
                 while self.is_awake() and servers == self._settings.bootstrap_servers:
                     if messages := tail.poll(POLL_S):
                         take(messages)
@@ -175,10 +172,15 @@ class ClusterWatch:
         with self._lock:
             self._found.windows.take(windows)
 
-    def _take_records(self, messages: list[Message]) -> None:
+    def log_taker(self) -> Callable[[list[Message]], None]:
+        """Return what takes the log's records from one beginning on: whoever reads anew begins with an older term."""
+        followers: dict[int, LogEvents] = {}
+        return lambda messages: self._take_records(followers, messages)
+
+    def _take_records(self, followers: dict[int, LogEvents], messages: list[Message]) -> None:
         events = []
         for message in messages:
-            follower = self._events_of.setdefault(message.partition() or 0, LogEvents(message.partition() or 0))
+            follower = followers.setdefault(message.partition() or 0, LogEvents(message.partition() or 0))
             events.append(follower.take(message.value() or b"", message.timestamp()[1]))
         with self._lock:
             self._found.events.extend(event for event in events if event is not None)

@@ -117,6 +117,11 @@ def test_a_diverged_replicas_dialog_names_buckets_and_the_way_back() -> None:
     assert "Buckets that differ: 1, at index" in elements.text
     assert "ffffffffffffffff" in elements.text
     assert "stratolog debug digest --node om3 --shard 1" in elements.text
+    assert "# end om3\n" in elements.text  # its process is not known
+    nodes = {"om3": {**status("om3"), "pid": 4711}}
+    known_too = details_of(replace(known, nodes=nodes), JudgedReplica("om.log", 1, "om3"))
+    assert known_too is not None
+    assert "kill 4711 &amp;&amp; tail --pid=4711 -f /dev/null" in replica_dialog(known_too)
     opened = [attributes.get("data-open") for _, attributes in elements.found if attributes.get("data-into") == "keys"]
     assert opened == ["keys?shard=1&node=om3&cf=keyTable&bucket=17"]
 
