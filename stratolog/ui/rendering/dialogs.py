@@ -27,16 +27,16 @@ FIELDS = ("role", "leader", "term", "applied_index", "applied_offset", "digest",
 
 
 def replica_dialog(details: ReplicaDetails) -> Markup:
-    """Return what is known of a replica: its status, the verdicts, what differs, and the way to repair it."""
+    """Return what is known of a replica: the verdicts, what differs and the way to repair it, and its status."""
     log, shard, node = details.replica
     status = [(name.replace("_", " "), _text(details.view[name])) for name in FIELDS if name in details.view]
     return joined([
         element("h2", f"{node}, {partition_words(log, shard)}"),
-        table(("", ""), status, caption="Status") if status else quiet("Its node does not answer."),
-        element("h3", "What the audit says"),
         _verdicts(details.verdicts), _evidence(details.evidence),
         [_differences(one.verdict) for one in details.verdicts if one.verdict.verdict == DIVERGED],
         _repair(details) if details.is_diverged else None,
+        element("h3", "What its node says"),
+        facts_line(status) if status else quiet("It does not answer."),
     ])  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def _text(value: object) -> str:
 
 def _verdicts(verdicts: Sequence[JudgedVerdict]) -> Markup:
     if not verdicts:
-        return quiet("Nothing yet.")
+        return quiet("The audit has said nothing yet.")
     rows = [
         (one.verdict.basis, badge(one.verdict.verdict, _tone(one)), f"{one.verdict.index:,}",
          f"{age_words(one.age_ms)} ago{', stale' if one.is_stale else ''}", one.verdict.reason)

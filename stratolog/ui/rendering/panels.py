@@ -81,12 +81,13 @@ def _small_grid(grid: ReplicaGrid, what: str) -> Markup:
 
 
 def _dot(cell: ReplicaCell) -> Markup:
-    """Return a small cell. It has no index: thousands of cells would be sent anew each second."""
+    """Return a small cell, with its number if it is to be seen. No index: all cells would be sent anew each second."""
     log, shard, node = cell.replica
-    mark = "" if cell.tone is Tone.GOOD else MARKS[cell.tone]
+    mark = None if cell.tone is Tone.GOOD else f"{shard}{MARKS[cell.tone]}"
+    said = f"{partition_words(log, shard)}: {cell.verdict}, {cell.role}"
     return element(
-        "button", f"{shard}{mark}", type="button", id=f"cell-{log}-{shard}-{node}",
-        class_=f"cell {cell.tone.value}{_leads(cell)}", title=f"{partition_words(log, shard)}: {cell.verdict}, {cell.role}",
+        "button", mark, type="button", id=f"cell-{log}-{shard}-{node}",
+        class_=f"cell {cell.tone.value}{_leads(cell)}", title=said, aria_label=said,
         data_open=f"replica?{urlencode({'log': log, 'shard': shard, 'node': node})}", data_tone=cell.tone.value,
     )  # fmt: skip
 
