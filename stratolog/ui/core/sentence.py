@@ -28,7 +28,7 @@ AUDIT_PROCESS = "audit"
 MAX_INDEXES = 6
 """With more shards the sentence names the lowest and the highest index alone."""
 MAX_REASON_CHARACTERS = 240
-"""The sentence is one line, or two: a longer reason is in the replica's dialog."""
+"""Of each thing that explains the sentence: a longer reason is in the replica's dialog."""
 
 
 class Sentence(NamedTuple):
@@ -73,13 +73,13 @@ def _of_divergence(seen: Observed, found: Sequence[Verdict], shown: Sequence[Jud
     newest = max(found, key=lambda one: one.decided_at_ms)
     text = f"{len(named)} of {count_of(len(all_of | named), 'replica')} DIVERGED: {listed(names)}"
     ago = age_words(seen.now_ms - newest.decided_at_ms)
-    what = shortened(newest.reason) or "its cell in the grid names what differs"
+    what = newest.reason or "its cell in the grid names what differs"
     more = f"at index {newest.index:,}, by {newest.basis}, said {ago} ago: {what}"
     return Sentence(text, more, Tone.BAD)
 
 
 def shortened(reason: str) -> str:
-    """Return a reason as the sentence has it.
+    """Return a reason as it stands below the sentence.
 
     >>> shortened("x" * 300) == "x" * MAX_REASON_CHARACTERS + "…", shortened("short")
     (True, 'short')

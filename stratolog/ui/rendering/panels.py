@@ -12,7 +12,7 @@ from stratolog.ui.core.board import Board
 from stratolog.ui.core.lags import AuditLag, ReplicaLag
 from stratolog.ui.core.observed import RowCount, TimelineEvent
 from stratolog.ui.core.replica_grid import ReplicaCell, ReplicaGrid
-from stratolog.ui.core.sentence import Sentence
+from stratolog.ui.core.sentence import Sentence, shortened
 from stratolog.ui.core.storage_rows import BucketUsage, DatanodeLine, ScanFigures, StreamFigures, UsageSummary
 from stratolog.ui.core.traffic import Traffic
 from stratolog.ui.core.words import Tone, bytes_of, count_of, listed, partition_words, rate_of, worst
@@ -42,7 +42,7 @@ def panels_of(board: Board) -> Mapping[str, Markup]:
 
 def sentence_panel(sentence: Sentence, trouble: Sequence[str]) -> Markup:
     """Return the sentence, with what explains it and what could not be read."""
-    more = [line for line in (sentence.more, *trouble) if line]
+    more = [shortened(line) for line in (sentence.more, *trouble) if line]
     return element(
         "div",
         element("span", MARKS[sentence.tone], class_="mark", aria_hidden="true"),
@@ -83,7 +83,8 @@ def _small_grid(grid: ReplicaGrid, what: str) -> Markup:
 def _dot(cell: ReplicaCell) -> Markup:
     """Return a small cell, with its number if it is to be seen. No index: all cells would be sent anew each second."""
     log, shard, node = cell.replica
-    mark = None if cell.tone is Tone.GOOD else f"{shard}{MARKS[cell.tone]}"
+    is_seen = cell.tone is not Tone.GOOD and (cell.index is not None or cell.tone is Tone.BAD)  # else the row says it
+    mark = f"{shard}{MARKS[cell.tone]}" if is_seen else None
     said = f"{partition_words(log, shard)}: {cell.verdict}, {cell.role}"
     return element(
         "button", mark, type="button", id=f"cell-{log}-{shard}-{node}",
