@@ -32,7 +32,7 @@ from stratolog.local.processes import free_ports, log_tail, wait_until
 from stratolog.ui.serving.server import MAX_VIEWERS
 from tests.support.ui.browser import HEIGHT, browser_page
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 PATIENCE_MS = 180_000
 NODES = 3

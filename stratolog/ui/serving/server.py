@@ -137,8 +137,11 @@ class DashboardServer:
                 message = f"data: {json.dumps(news)}\n\n".encode()
                 await asyncio.wait_for(response.write(message), SEND_TIMEOUT_S)
                 await self._pause()
-        except (ConnectionResetError, TimeoutError):
-            pass  # the page is closed, or takes nothing
+        except ConnectionResetError:
+            pass  # the page is closed
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()  # it takes nothing: what waits for it would be kept until it does
         finally:
             self._viewers -= 1
         return response

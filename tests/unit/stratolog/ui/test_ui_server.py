@@ -21,6 +21,7 @@ from aiohttp import web
 from schemas.privilege import ClusterSecret
 from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UsageError
+from stratolog.local.processes import wait_until
 from stratolog.ui.serving import server as serving
 from stratolog.ui.serving.drill_runs import ABOUT_A_SHARD, STARTABLE, DrillRuns
 from stratolog.ui.serving.operator_key import operator_link, secret_of_key
@@ -180,6 +181,31 @@ def test_one_page_too_many_is_refused(served: Served, monkeypatch: pytest.Monkey
     assert served.http.get("/number").json() == {
         "number": served.server.number, "cluster": "stratolog", "most_pages": 0, "is_full": True,
     }  # fmt: skip
+
+
+def ended(connection: socket.socket) -> bool:
+    """Read what has come; return whether the server has ended the connection."""
+    try:
+        return not connection.recv(1 << 20)
+    except ConnectionResetError:
+        return True
+
+
+def test_a_page_that_takes_nothing_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "SEND_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(serving, "TICK_S", 0.01)
+    monkeypatch.setattr(serving, "MAX_VIEWERS", 1)
+    monkeypatch.setattr(serving, "panels_of", lambda _: {"grid": "x" * 8_000_000 + serving.new_number()})
+    found = Served(tmp_path)
+    host, _, port = found.address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=10) as slow:
+            slow.sendall(f"GET /events HTTP/1.1\r\nHost: {found.address}\r\n\r\n".encode())
+            assert wait_until(lambda: found.http.get("/number").json()["is_full"], 10)
+            assert wait_until(lambda: not found.http.get("/number").json()["is_full"], 10)
+            assert wait_until(lambda: ended(slow), 10)
+    finally:
+        found.close()
 
 
 def test_sizes_of_a_bucket_that_nobody_lists_are_refused_in_words(served: Served) -> None:
