@@ -195,7 +195,7 @@ def test_a_page_that_takes_nothing_is_let_go(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(serving, "SEND_TIMEOUT_S", 0.3)
     monkeypatch.setattr(serving, "TICK_S", 0.01)
     monkeypatch.setattr(serving, "MAX_VIEWERS", 1)
-    monkeypatch.setattr(serving, "panels_of", lambda _: {"grid": "x" * 8_000_000 + serving.new_number()})
+    monkeypatch.setattr(serving, "panels_of", lambda _: {"grid": "x" * 4_000_000 + serving.new_number()})
     found = Served(tmp_path)
     host, _, port = found.address.rpartition(":")
     try:
