@@ -44,7 +44,8 @@ class RowCount(NamedTuple):
 class Observed:
     """What was read last of each source; ``trouble`` says in words what could not be read.
 
-    ``waiting`` has the counts by column family, none of a family that no node counts. ``is_cut_off``: no broker listens.
+    ``waiting`` has the counts by column family, none of a family that no node counts. ``is_cut_off`` says that no
+    broker listens.
     """
 
     now_ms: int

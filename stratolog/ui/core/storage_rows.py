@@ -129,8 +129,8 @@ class BucketUsage(NamedTuple):
 class UsageSummary(NamedTuple):
     """The largest buckets, and sums over all that were read; ``is_cut`` if there are more.
 
-    ``open_keys`` are sessions that write; ``deletions`` are deleted keys whose blocks wait, or that snapshots keep. None
-    if no node counts them.
+    ``open_keys`` are sessions that write; ``deletions`` are deleted keys whose blocks wait, or that snapshots keep.
+    Both are None if no node counts them.
     """
 
     buckets: Sequence[BucketUsage]
