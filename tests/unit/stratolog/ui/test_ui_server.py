@@ -24,7 +24,7 @@ from stratolog.errors import Unavailable, UsageError
 from stratolog.local.processes import wait_until
 from stratolog.ui.serving import server as serving
 from stratolog.ui.serving.drill_runs import ABOUT_A_SHARD, STARTABLE, DrillRuns
-from stratolog.ui.serving.operator_key import operator_link, secret_of_key
+from stratolog.ui.serving.operator_key import new_number, operator_link, secret_of_key
 from stratolog.ui.serving.server import DashboardServer
 from stratolog.ui.watching.watch import ClusterWatch
 
@@ -195,7 +195,7 @@ def test_a_page_that_takes_nothing_is_let_go(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(serving, "SEND_TIMEOUT_S", 0.3)
     monkeypatch.setattr(serving, "TICK_S", 0.01)
     monkeypatch.setattr(serving, "MAX_VIEWERS", 1)
-    monkeypatch.setattr(serving, "panels_of", lambda _: {"grid": "x" * 4_000_000 + serving.new_number()})
+    monkeypatch.setattr(serving, "panels_of", lambda _: {"grid": "x" * 4_000_000 + new_number()})
     found = Served(tmp_path)
     host, _, port = found.address.rpartition(":")
     try:
