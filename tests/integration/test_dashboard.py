@@ -29,7 +29,6 @@ from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import UserError
 from stratolog.local import stack, state
 from stratolog.local.processes import free_ports, log_tail, wait_until
-from stratolog.ui.serving.server import MAX_VIEWERS
 from tests.support.ui.browser import HEIGHT, browser_page
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -38,8 +37,6 @@ PATIENCE_MS = 180_000
 NODES = 3
 SHARDS = 2
 KEYS = 40
-TABS = 9
-"""More than the six connections that a browser opens to a server."""
 START_TIMEOUT_S = 420.0
 """A machine that does other work, too, needs minutes until Spark has judged anything."""
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">\x1b[31m\u202egpj.exe"
@@ -189,30 +186,6 @@ def test_by_keyboard_and_in_the_dark(live: Live) -> None:
         page.wait_for_selector("#log-records table.log")
         assert "counts" in page.inner_text("#log-records")
         assert "not judged" not in page.inner_text("#log-records tbody tr:first-child")
-
-
-def test_many_tabs_of_a_browser_share_one_stream(live: Live) -> None:
-    with browser_page() as page:
-        tabs = [page, *(page.context.new_page() for _ in range(TABS - 1))]
-        for tab in tabs:
-            opened(tab, live)
-        tabs[0].close()  # the one that read the stream: another one goes on
-        tabs[-1].wait_for_timeout(7_000)
-        assert {tab.inner_text("#connection") for tab in tabs[1:]} == {"live"}
-        tabs[-1].click("#log-show")
-        tabs[-1].wait_for_selector("#log-records table.log", timeout=PATIENCE_MS)
-
-
-def test_a_page_too_many_is_told_why(live: Live) -> None:
-    with httpx.Client(base_url=f"http://{live.address}", trust_env=False, timeout=30) as client, browser_page() as page:
-        streams = [client.send(client.build_request("GET", "/events"), stream=True) for _ in range(MAX_VIEWERS)]
-        assert {one.status_code for one in streams} == {200}
-        page.goto(f"http://{live.address}/")
-        page.wait_for_selector(f"#connection >> text={MAX_VIEWERS} pages are open already", timeout=PATIENCE_MS)
-        for one in streams:
-            one.close()
-        page.wait_for_selector("#grid .cell", timeout=PATIENCE_MS)
-        page.wait_for_selector("#connection >> text=live", timeout=PATIENCE_MS)
 
 
 def test_a_killed_leader_appears_and_its_successor_too(live: Live) -> None:
