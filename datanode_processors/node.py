@@ -140,7 +140,7 @@ class DatanodeProcess:
         ).attach(app)
         status = DatanodeStatus(
             config, self.blocks, pipelines, self.server.snapshot, lambda: self.heartbeats.sent, self._is_prepared,
-            self.transfers,
+            self.transfers, lambda: self.scrubber.counts,
         )  # fmt: skip
         DatanodeHttpApi(pipelines.replicas, status, self.prepare_upgrade, fatal).attach(app)
         server: Any = app.web

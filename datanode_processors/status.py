@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Any
 
 from prometheus_client.core import Metric
@@ -12,6 +13,7 @@ from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.pipeline.pipeline import Pipeline
 from datanode_processors.pipelines import Pipelines
+from datanode_processors.repair.scrubber import ScrubCounts
 from datanode_processors.wire.counters import StreamCounts
 from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
 from replicated_db.shell.web.metrics import Metrics, family
@@ -45,6 +47,7 @@ class DatanodeStatus:
     def __init__(
         self, config: DatanodeConfig, blocks: BlockStore, pipelines: Pipelines, streams: Callable[[], StreamCounts],
         heartbeats: Callable[[], int], prepared: Callable[[], bool], transfers: TransferDesk,
+        scrubbed: Callable[[], ScrubCounts],
     ) -> None:  # fmt: skip
         self._config = config
         self._blocks = blocks
@@ -53,6 +56,7 @@ class DatanodeStatus:
         self._heartbeats = heartbeats
         self._prepared = prepared
         self._transfers = transfers
+        self._scrubbed = scrubbed
         self._metrics = Metrics(self._families)
 
     def health(self) -> tuple[int, Json]:
@@ -74,7 +78,7 @@ class DatanodeStatus:
             "pipelines": [pipeline.status() for pipeline in self._pipelines.all()],
             "installing": self._pipelines.installs.status(),
             "transfers": {"open": self._transfers.open_transfers, "served_bytes": self._transfers.served_bytes},
-            "copies": self._pipelines.upkeep.status(),
+            "copies": self._pipelines.upkeep.status(), "scrub": asdict(self._scrubbed()),
             "streams": {
                 "connections": streams.connections, "active": streams.streams, "opened": streams.streams_opened,
                 "completed": streams.streams_completed, "failed": streams.streams_failed,

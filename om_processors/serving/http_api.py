@@ -89,6 +89,7 @@ class OMHttpApi:
             "/v1/shards/{shard}/digest": self.digest,
             "/v1/shards/{shard}/rows": self.rows,
             "/v1/shards/{shard}/row": self.row,
+            "/v1/shards/{shard}/count": self.count,
         }
 
     # -- reads -----------------------------------------------------------------------------------------------------
@@ -206,6 +207,10 @@ class OMHttpApi:
     async def row(self, query: Any, shard: str) -> Answer:
         """Return one row of any family."""
         return 200, await shard_pages.row(self._replica(shard), query)
+
+    async def count(self, query: Any, shard: str) -> Answer:
+        """Return how many rows a family has, up to a limit."""
+        return 200, await shard_pages.count(self._replica(shard), query)
 
     def _replica(self, shard: str) -> Replica:
         return shard_pages.replica_of(self._replicas, shard)

@@ -159,7 +159,7 @@ def _fresh_stack(settings: Settings, *, keep: bool, quiet: bool) -> Iterator[tup
                 with suppress(OSError):
                     settings.data_dir.parent.rmdir()  # stays if anything else is in it
             elif not quiet:
-                notes.print(f"logs are in {settings.data_dir}", markup=False, highlight=False, soft_wrap=True)
+                _note(f"logs are in {settings.data_dir}")
 
 
 class _Demo:
@@ -207,7 +207,7 @@ class _Demo:
 
     def _note(self, text: str) -> None:
         if not self.quiet:
-            notes.print(text, markup=False, highlight=False, soft_wrap=True)
+            _note(text)
 
 
 # -- output ------------------------------------------------------------------------------------------------------------
@@ -267,12 +267,23 @@ def _as_json(outcome: DemoOutcome) -> dict[str, Any]:
 def _say_how_to_reach(settings: Settings) -> None:
     for what, arguments in (
         ("look at it", "status"),
-        ("see it in a browser", "ui"),
         ("follow the audit", "audit --follow"),
         ("see throughput, latency and lag", "audit --windows"),
         ("stop it", "down --remove-data"),
     ):
-        notes.print(f"{what}: {_command(settings, arguments)}", markup=False, highlight=False, soft_wrap=True)
+        _note(f"{what}: {_command(settings, arguments)}")
+    if (address := _dashboard_of(settings)) is not None:
+        _note(f"see it in a browser: http://{address}/ (with a link that may start drills: {_command(settings, 'ui')})")
+
+
+def _dashboard_of(settings: Settings) -> str | None:
+    known = state.read_state(settings.data_dir)
+    members = () if known is None else known.of(state.UI)
+    return next((member.address for member in members if member.process.is_running()), None)
+
+
+def _note(text: str) -> None:
+    notes.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _command(settings: Settings, arguments: str) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,12 @@ from typing import Any
 import httpx
 import pytest
 
+from om_processors.execution.service import OM_FAMILIES
+from om_processors.namespace.tables import key_key
 from producers import Client, Exists
+from replicated_db.shell.rocks import RocksStore
+from schemas.column_families import KEY_TABLE
+from schemas.sharding import shard_of
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import NodeAddress
@@ -24,10 +31,16 @@ from stratolog.local import stack, state
 from stratolog.local.processes import free_ports, log_tail, wait_until
 from tests.support.ui.browser import HEIGHT, browser_page
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 PATIENCE_MS = 180_000
 NODES = 3
+SHARDS = 2
+KEYS = 40
+START_TIMEOUT_S = 420.0
+"""A machine that does other work, too, needs minutes until Spark has judged anything."""
+HOSTILE = "<img src=x onerror=\"document.title='owned'\">\x1b[31m\u202egpj.exe"
+VOLUMES = ("vol-a", "vol-b", "vol-c")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,27 +58,53 @@ class Live:
     def address(self) -> str:
         return self.member(state.UI, state.UI).address
 
-    def stratolog(self, *words: str) -> subprocess.CompletedProcess[str]:
+    @property
+    def environment(self) -> dict[str, str]:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("STRATOLOG_")}
-        environment = {**variables, "PYTHONPATH": str(ROOT), "STRATOLOG_DATA_DIR": str(self.settings.data_dir)}
+        return {**variables, "PYTHONPATH": str(ROOT), "STRATOLOG_DATA_DIR": str(self.settings.data_dir)}
+
+    def stratolog(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "stratolog", *words], env=environment, capture_output=True, text=True, check=False,
+            [sys.executable, "-m", "stratolog", *words], env=self.environment, capture_output=True, text=True, check=False,
             cwd=self.settings.data_dir, timeout=120,
         )  # fmt: skip
 
     def up(self) -> None:
         stack.up(self.settings, detached=False)
 
-    def write(self, keys: int = 40) -> None:
+    def end(self, kind: str, name: str) -> None:
+        """Have a process end in order."""
+        process = self.member(kind, name).process
+        process.signal(signal.SIGTERM)
+        assert process.wait(60)
+
+    def shell(self, commands: str) -> subprocess.CompletedProcess[str]:
+        """Run what the page names, as somebody who copies it."""
+        script = f"set -e\nstratolog() {{ '{sys.executable}' -m stratolog \"$@\"; }}\n{commands}"
+        return subprocess.run(
+            ["bash", "-c", script], env=self.environment, capture_output=True, text=True, check=False,
+            cwd=self.settings.data_dir, timeout=START_TIMEOUT_S,
+        )  # fmt: skip
+
+    def damage(self, node: str, volume: str, key: str) -> None:
+        """Change a bit of a key's row in a node that does not run."""
+        folder = self.settings.node_folder(node) / f"shard-{shard_of(volume, SHARDS)}"
+        with closing(RocksStore(folder, OM_FAMILIES.names)) as store:
+            row = key_key(volume, "photos", key)
+            value = store.get(KEY_TABLE, row)
+            assert value is not None
+            store.write([(KEY_TABLE, row, value[:-1] + bytes([value[-1] ^ 1]))])
+
+    def write(self, keys: int = KEYS) -> None:
         with Client(self.settings.bootstrap_servers, caller="tester") as client:
-            for volume in ("vol-a", "vol-b", "vol-c"):
+            for volume in VOLUMES:
                 try:
                     client.create_volume(volume)
                     client.create_bucket(volume, "photos")
                 except Exists:
                     pass  # from an earlier test
                 for number in range(keys):
-                    name = f"k{number}"
+                    name = f"k{number}" if number else HOSTILE
                     opened = client.create_key(volume, "photos", name, size=0)
                     client.commit_key(volume, "photos", name, opened.session_id, size=0, blocks=[])
 
@@ -74,18 +113,21 @@ class Live:
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("dashboard") / "stack"
     kafka, *ports = free_ports(1 + NODES)
+    patience = pytest.MonkeyPatch()
+    patience.setattr(stack, "AUDIT_TIMEOUT_S", START_TIMEOUT_S)
     settings = replace(
-        load_settings(environment={}), data_dir=folder, bootstrap_servers=f"127.0.0.1:{kafka}", shards=2, barrier_interval_ms=500,
+        load_settings(environment={}), data_dir=folder, bootstrap_servers=f"127.0.0.1:{kafka}", shards=SHARDS, barrier_interval_ms=500,
         scrub_interval_ms=10_000, datanode_reserve_bytes=0,
         nodes=tuple(NodeAddress(name=f"om{n}", host="127.0.0.1", port=ports[n - 1]) for n in range(1, NODES + 1)),
         datanodes=(),
     )  # fmt: skip
-    found = Live(settings=stack.up(settings, detached=False))
     try:
+        found = Live(settings=stack.up(settings, detached=False))
         found.write()
         yield found
     finally:
-        stack.down(found.settings)
+        patience.undo()
+        stack.down(settings)
 
 
 # The page's Content-Security-Policy forbids what Playwright's wait_for_function does (eval): the waits are for elements.
@@ -114,6 +156,12 @@ def test_the_first_screen_holds_sentence_grid_rates_and_lag(live: Live) -> None:
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         assert page.inner_text("#connection") == "live"
         page.wait_for_selector("#namespace td >> text=vol-a/photos", timeout=PATIENCE_MS)
+        page.wait_for_selector("#namespace dl >> text=open keys", timeout=PATIENCE_MS)
+        assert "not known" not in page.inner_text("#namespace dl")
+        page.click("[id='sizes-vol-a/photos']")
+        page.wait_for_selector("#dialog[open] h2 >> text=Sizes in vol-a/photos")
+        assert f"{KEYS} keys" in page.inner_text("#dialog")
+        page.keyboard.press("Escape")
         page.wait_for_selector("#timeline >> text=leads from here on", timeout=PATIENCE_MS)
 
 
@@ -154,6 +202,46 @@ def test_a_killed_leader_appears_and_its_successor_too(live: Live) -> None:
         live.up()
         page.wait_for_selector("#timeline >> text=answers again", timeout=PATIENCE_MS)
         page.wait_for_selector(".sentence.good", timeout=PATIENCE_MS)
+
+
+def test_a_broker_that_dies_while_the_page_is_open_turns_it_grey_until_it_is_back(live: Live) -> None:
+    with browser_page() as page:
+        opened(page, live)
+        page.wait_for_selector(".sentence.good", timeout=PATIENCE_MS)
+        live.member(state.BROKER, "broker-1").process.kill()
+        page.wait_for_selector(".sentence.stale >> text=No broker answers", timeout=PATIENCE_MS)
+        assert "no broker listens at" in page.inner_text("#sentence p")
+        assert page.inner_text("#connection") == "live"
+        live.up()
+        page.wait_for_selector("#timeline >> text=one answers again", timeout=PATIENCE_MS)
+        live.write()
+        page.wait_for_selector(".sentence.good", timeout=PATIENCE_MS)
+
+
+def test_an_injected_divergence_appears_with_its_key_and_the_commands_that_repair_it(live: Live) -> None:
+    volume, node = VOLUMES[0], "om3"
+    live.end(state.NODE, node)
+    live.damage(node, volume, HOSTILE)
+    live.up()
+    with browser_page() as page:
+        opened(page, live)
+        page.wait_for_selector(".sentence.bad", timeout=PATIENCE_MS)
+        assert f"DIVERGED: {node} of shard {shard_of(volume, SHARDS)}" in page.inner_text("#sentence h1")
+        page.wait_for_selector("#sentence p >> text=rows that differ", timeout=PATIENCE_MS)  # the audit names the key
+        page.locator("#grid .cell.bad").first.click()
+        page.wait_for_selector("#dialog[open] h3 >> text=Buckets that differ")
+        page.locator("#dialog button >> text=keys").first.click()
+        page.wait_for_selector("#keys td >> text=has another value", timeout=PATIENCE_MS)
+        shown = page.inner_text("#keys")
+        assert f"/{volume}/photos/<img src=x" in shown
+        assert "\\x1b[31m" in shown
+        assert "\u202e" not in shown
+        assert page.title() == "Stratolog"
+        done = live.shell(page.inner_text("#repair"))
+        assert done.returncode == 0, done.stdout + done.stderr
+        page.keyboard.press("Escape")
+        page.wait_for_selector(".sentence.good", timeout=PATIENCE_MS)
+        page.wait_for_selector("#timeline .good >> text=equal again", timeout=PATIENCE_MS)
 
 
 def test_a_drill_is_started_by_operators_alone_and_its_divergence_appears(live: Live) -> None:

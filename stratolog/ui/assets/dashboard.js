@@ -9,6 +9,17 @@ const SILENT_MS = 5000;
 // -- panels ---------------------------------------------------------------------------------------------------------
 
 let heardMs = Date.now();
+let refusal = "";
+let leads = false;
+const shown = {};
+
+function take(panels) {
+  heardMs = Date.now();
+  for (const [id, html] of Object.entries(panels)) {
+    if (shown[id] !== html) put(id, html);
+    shown[id] = html;
+  }
+}
 
 function put(id, html) {
   const place = byId(id);
@@ -25,23 +36,45 @@ function put(id, html) {
   if (focused) byId(focused)?.focus({ preventScroll: true });
 }
 
-function follow() {
+function follow(tell) {
   const source = new EventSource("/events");
   source.onmessage = (message) => {
-    heardMs = Date.now();
+    refusal = "";
     const panels = JSON.parse(message.data);
-    for (const [id, html] of Object.entries(panels)) put(id, html);
+    take(panels);
+    tell(panels);
   };
-  source.onerror = () => {
-    if (source.readyState === EventSource.CLOSED) setTimeout(follow, 2000);
+  source.onerror = async () => {
+    if (source.readyState !== EventSource.CLOSED) return;
+    setTimeout(() => follow(tell), 2000);
+    const said = await fetch("/number").then((answer) => answer.json()).catch(() => ({}));
+    refusal = said.is_full ? `${said.most_pages} pages are open already: close some` : "";
   };
+}
+
+// A browser opens six connections to a server, and a stream keeps one while its page is open: the seventh page would
+// wait for ever. So one page of a browser reads the stream, and tells the others. When it is closed, another one does.
+function begin() {
+  if (!navigator.locks || !window.BroadcastChannel) return follow(() => {});
+  const others = new BroadcastChannel("stratolog-panels");
+  others.onmessage = ({ data }) => {
+    if (data.panels) take(data.panels);
+    else if (leads) others.postMessage({ panels: shown });
+  };
+  others.postMessage({ asks: true });
+  navigator.locks.request("stratolog-panels", () => {
+    leads = true;
+    follow((panels) => others.postMessage({ panels }));
+    return new Promise(() => {}); // the lock goes with the page
+  });
 }
 
 function watchConnection() {
   const silentMs = Date.now() - heardMs;
   const lost = silentMs > SILENT_MS;
   document.documentElement.classList.toggle("lost", lost);
-  byId("connection").textContent = lost ? `the dashboard is silent for ${Math.round(silentMs / 1000)} s` : "live";
+  const silence = refusal || `the dashboard is silent for ${Math.round(silentMs / 1000)} s`;
+  byId("connection").textContent = lost ? silence : "live";
 }
 
 // -- dialogs --------------------------------------------------------------------------------------------------------
@@ -169,5 +202,5 @@ document.addEventListener("keydown", onKey);
 document.addEventListener("click", onClick);
 window.addEventListener("hashchange", becomeOperator);
 setInterval(watchConnection, 1000);
-follow();
+begin();
 becomeOperator();

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from schemas.topics import DN_LOG, OM_LOG
-from spark_streaming.records.core.freshness import ReportedPartition, behind_partitions, judged
+from spark_streaming.records.core.freshness import JudgedVerdict, ReportedPartition, behind_partitions, judged
 from spark_streaming.verdicts.core.words import INCREMENTAL
 from stratolog.ui.core.observed import Observed
 from stratolog.ui.core.replica_grid import ReplicaGrid
@@ -54,34 +54,37 @@ def _tone(behind: int | None) -> Tone:
 
 
 def audit_lags(seen: Observed, grids: Sequence[ReplicaGrid]) -> list[AuditLag]:
-    """Return how far the audit is behind in each partition that has a replica."""
+    """Return how far the audit is behind in each partition that has a replica, the silent ones and the last first."""
     shown = judged(seen.verdicts, seen.reported_ms, seen.now_ms)
     silent = behind_partitions([one.verdict for one in shown], seen.reported_ms)
+    by_partition: dict[ReportedPartition, list[JudgedVerdict]] = {}
+    for one in shown:
+        if one.verdict.basis == INCREMENTAL:
+            by_partition.setdefault(ReportedPartition(one.verdict.log, one.verdict.shard), []).append(one)
     found = []
     for grid in grids:
+        newest = _newest_indexes(grid)
         for number, _ in grid.columns:
-            mine = [
-                one
-                for one in shown
-                if (one.verdict.log, one.verdict.shard, one.verdict.basis) == (grid.log, number, INCREMENTAL)
-            ]
-            newest = max(
-                (
-                    cell.index or 0
-                    for _, _, cells in grid.rows
-                    for cell in cells
-                    if cell and cell.replica.shard == number
-                ),
-                default=0,
-            )
-            reached = max((one.verdict.index for one in mine), default=0)
-            stale = ReportedPartition(grid.log, number) in silent or not mine or "audit" in seen.stopped
-            found.append(
-                AuditLag(
-                    partition_words(grid.log, number) if grid.log in (OM_LOG, DN_LOG) else grid.log,
-                    max(0, newest - reached),
-                    min((one.age_ms for one in mine), default=None),
-                    Tone.STALE if stale else Tone.GOOD,
-                )
-            )
-    return found
+            partition = ReportedPartition(grid.log, number)
+            mine = by_partition.get(partition, [])
+            is_silent = partition in silent or not mine or "audit" in seen.stopped or seen.is_cut_off
+            found.append(_audit_lag(partition, mine, newest.get(number, 0), is_silent=is_silent))
+    return sorted(found, key=lambda lag: (lag.tone is Tone.GOOD, -lag.behind))  # stable: else in the logs' order
+
+
+def _newest_indexes(grid: ReplicaGrid) -> dict[int, int]:
+    newest: dict[int, int] = {}
+    for cell in (cell for _, _, cells in grid.rows for cell in cells if cell):
+        newest[cell.replica.shard] = max(cell.index or 0, newest.get(cell.replica.shard, 0))
+    return newest
+
+
+def _audit_lag(
+    partition: ReportedPartition, mine: Sequence[JudgedVerdict], newest: int, *, is_silent: bool
+) -> AuditLag:  # fmt: skip
+    log, number = partition
+    reached = max((one.verdict.index for one in mine), default=0)
+    return AuditLag(
+        partition_words(log, number) if log in (OM_LOG, DN_LOG) else log, max(0, newest - reached),
+        min((one.age_ms for one in mine), default=None), Tone.STALE if is_silent else Tone.GOOD,
+    )  # fmt: skip

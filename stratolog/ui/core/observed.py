@@ -33,9 +33,20 @@ class IndexSample(NamedTuple):
     indexes: int
 
 
+class RowCount(NamedTuple):
+    """Rows of a column family, in all shards together; ``is_cut``: there are more, or a shard was not counted."""
+
+    rows: int
+    is_cut: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What was read last of each source; ``trouble`` says in words what could not be read."""
+    """What was read last of each source; ``trouble`` says in words what could not be read.
+
+    ``waiting`` has the counts by column family, none of a family that no node counts. ``is_cut_off`` says that no
+    broker listens.
+    """
 
     now_ms: int
     cluster: str
@@ -49,7 +60,9 @@ class Observed:
     datanode_statuses: Mapping[str, Json | None] = field(default_factory=dict)
     buckets: Sequence[Json] = ()
     buckets_cut: bool = False
+    waiting: Mapping[str, RowCount] = field(default_factory=dict)
     events: Sequence[TimelineEvent] = ()
     samples: Sequence[IndexSample] = ()
     stopped: Sequence[str] = ()
     trouble: Sequence[str] = ()
+    is_cut_off: bool = False

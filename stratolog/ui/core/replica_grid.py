@@ -84,7 +84,7 @@ class _Marks:
             key = JudgedReplica(one.verdict.log, one.verdict.shard, one.verdict.node)
             self._shown[key, one.verdict.basis] = one
         self._diverged = {JudgedReplica(one.log, one.shard, one.node) for one in standing(seen.verdicts)}
-        self._is_dead = "audit" in seen.stopped
+        self._is_dead = "audit" in seen.stopped or seen.is_cut_off
 
     def of(self, replica: JudgedReplica) -> tuple[str, int | None, int | None, Tone]:
         """Return the verdict in a word, its age and that of the last full scan in ms, and the tone."""
@@ -146,9 +146,10 @@ def _cell(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaDetails:
-    """What is known of one replica, for its dialog."""
+    """What is known of one replica, for its dialog. ``pid`` is its node's process, None if that does not answer."""
 
     replica: JudgedReplica
+    pid: int | None
     view: Json
     verdicts: Sequence[JudgedVerdict]
     evidence: Mapping[str, Any]
@@ -157,10 +158,12 @@ class ReplicaDetails:
 
 def details_of(seen: Observed, replica: JudgedReplica) -> ReplicaDetails | None:
     """Return what is known of a replica; None if neither its node nor the audit knows it."""
+    statuses = seen.nodes if replica.log == OM_LOG else seen.datanode_statuses
+    status = statuses.get(replica.node)
     if replica.log == OM_LOG:
-        view = view_of(seen.nodes.get(replica.node), replica.shard)
+        view = view_of(status, replica.shard)
     else:
-        views = (seen.datanode_statuses.get(replica.node) or {}).get("pipelines", ())
+        views = (status or {}).get("pipelines", ())
         view = next((one for one in views if one["shard"] == replica.shard), {})
     verdicts = [
         one
@@ -170,7 +173,7 @@ def details_of(seen: Observed, replica: JudgedReplica) -> ReplicaDetails | None:
     if not view and not verdicts:
         return None
     return ReplicaDetails(
-        replica=replica, view=view, verdicts=verdicts, evidence=view.get("evidence") or {},
+        replica=replica, pid=(status or {}).get("pid"), view=view, verdicts=verdicts, evidence=view.get("evidence") or {},
         is_diverged=bool(view.get("flagged")) or any(_is_of(one, replica) for one in standing(seen.verdicts)),
     )  # fmt: skip
 

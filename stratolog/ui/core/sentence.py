@@ -4,7 +4,8 @@ Rules, the first one that applies:
 
 1. A replica has diverged: red, with its name.
 2. Nobody has judged anything: the audit is missing, or has just begun.
-3. The audit's process has ended, or replicas report and nobody judges them: grey, with the last thing said.
+3. No broker listens, the audit's process has ended, or replicas report and nobody judges them: grey, with the last
+   thing said.
 4. Some replica is ``unknown``, or its node does not answer: yellow.
 5. All are equal: green.
 """
@@ -24,6 +25,10 @@ from stratolog.ui.core.words import Tone, count_of, listed, partition_words
 
 AUDIT_PROCESS = "audit"
 """Name of the audit's process in a local stack."""
+MAX_INDEXES = 6
+"""With more shards the sentence names the lowest and the highest index alone."""
+MAX_REASON_CHARACTERS = 240
+"""Of each thing that explains the sentence: a longer reason is in the replica's dialog."""
 
 
 class Sentence(NamedTuple):
@@ -45,6 +50,9 @@ def sentence_of(seen: Observed) -> Sentence:
     age_ms = min(one.age_ms for one in replicas)
     said = f"{_indexes(seen, replicas)}, {age_words(age_ms)} ago, {_last_scan(shown)}"
     fresh = [one for one in replicas if not one.is_stale]
+    if seen.is_cut_off:
+        text = f"No broker answers; the audit last said: {count_of(len(_equal(replicas)), 'replica')} equal at {said}"
+        return Sentence(text, _quiet_words(seen), Tone.STALE)
     if AUDIT_PROCESS in seen.stopped:
         text = f"The audit has ended; it last said: {count_of(len(_equal(replicas)), 'replica')} equal at {said}"
         return Sentence(text, "'stratolog up' starts it again; see logs/audit.log of the stack", Tone.STALE)
@@ -65,11 +73,23 @@ def _of_divergence(seen: Observed, found: Sequence[Verdict], shown: Sequence[Jud
     newest = max(found, key=lambda one: one.decided_at_ms)
     text = f"{len(named)} of {count_of(len(all_of | named), 'replica')} DIVERGED: {listed(names)}"
     ago = age_words(seen.now_ms - newest.decided_at_ms)
-    more = f"at index {newest.index:,}, by {newest.basis}, said {ago} ago; its cell in the grid names what differs"
+    what = newest.reason or "its cell in the grid names what differs"
+    more = f"at index {newest.index:,}, by {newest.basis}, said {ago} ago: {what}"
     return Sentence(text, more, Tone.BAD)
 
 
+def shortened(reason: str) -> str:
+    """Return a reason as it stands below the sentence.
+
+    >>> shortened("x" * 300) == "x" * MAX_REASON_CHARACTERS + "…", shortened("short")
+    (True, 'short')
+    """
+    return reason if len(reason) <= MAX_REASON_CHARACTERS else f"{reason[:MAX_REASON_CHARACTERS]}…"
+
+
 def _of_nothing(seen: Observed) -> Sentence:
+    if seen.is_cut_off:
+        return Sentence("No broker answers, and nothing is judged", _quiet_words(seen), Tone.STALE)
     if AUDIT_PROCESS in seen.stopped:
         return Sentence("The audit has ended, and nothing is judged", "'stratolog up' starts it again", Tone.STALE)
     if seen.reported_ms:
@@ -98,8 +118,10 @@ def _indexes(seen: Observed, replicas: Sequence[JudgedVerdict]) -> str:
             reached[one.verdict.shard] = max(one.verdict.index, reached.get(one.verdict.shard, 0))
     if len(reached) == 1 and seen.shards == 1:
         return f"index {next(iter(reached.values())):,}"
+    if len(reached) > MAX_INDEXES:
+        return f"indexes {min(reached.values()):,} to {max(reached.values()):,}"
     words = [f"{index:,}" for _, index in sorted(reached.items())]
-    return f"index {' · '.join(words[:6])}" if words else "their last index"
+    return f"index {' · '.join(words)}" if words else "their last index"
 
 
 def _last_scan(shown: Sequence[JudgedVerdict]) -> str:

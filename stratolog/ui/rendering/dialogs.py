@@ -14,8 +14,10 @@ from spark_streaming.verdicts.core.words import DIVERGED, EQUAL
 from stratolog.ui.core.drill_desk import DrillDesk, DrillRun
 from stratolog.ui.core.judged_tail import TailRecord, mark_before
 from stratolog.ui.core.replica_grid import ReplicaDetails
+from stratolog.ui.core.storage_rows import SizeHistogram
 from stratolog.ui.core.words import Tone, bytes_of, count_of, partition_words
-from stratolog.ui.rendering.markup import Content, Markup, badge, element, joined, quiet, table
+from stratolog.ui.rendering.charts import size_bars
+from stratolog.ui.rendering.markup import Content, Markup, badge, element, facts_line, joined, quiet, table
 from stratolog.ui.rendering.panels import clock_of
 
 SHOWN_DIFFERENCES = 20
@@ -25,16 +27,16 @@ FIELDS = ("role", "leader", "term", "applied_index", "applied_offset", "digest",
 
 
 def replica_dialog(details: ReplicaDetails) -> Markup:
-    """Return what is known of a replica: its status, the verdicts, what differs, and the way to repair it."""
+    """Return what is known of a replica: the verdicts, what differs and the way to repair it, and its status."""
     log, shard, node = details.replica
     status = [(name.replace("_", " "), _text(details.view[name])) for name in FIELDS if name in details.view]
     return joined([
         element("h2", f"{node}, {partition_words(log, shard)}"),
-        table(("", ""), status, caption="Status") if status else quiet("Its node does not answer."),
-        element("h3", "What the audit says"),
         _verdicts(details.verdicts), _evidence(details.evidence),
         [_differences(one.verdict) for one in details.verdicts if one.verdict.verdict == DIVERGED],
         _repair(details) if details.is_diverged else None,
+        element("h3", "What its node says"),
+        facts_line(status) if status else quiet("It does not answer."),
     ])  # fmt: skip
 
 
@@ -48,7 +50,7 @@ def _text(value: object) -> str:
 
 def _verdicts(verdicts: Sequence[JudgedVerdict]) -> Markup:
     if not verdicts:
-        return quiet("Nothing yet.")
+        return quiet("The audit has said nothing yet.")
     rows = [
         (one.verdict.basis, badge(one.verdict.verdict, _tone(one)), f"{one.verdict.index:,}",
          f"{age_words(one.age_ms)} ago{', stale' if one.is_stale else ''}", one.verdict.reason)
@@ -95,17 +97,26 @@ def _keys_button(verdict: Verdict, cf: str, bucket: int) -> Content:
 
 def _repair(details: ReplicaDetails) -> Content:
     """Return the commands that look into a divergence and end it."""
-    log, shard, node = details.replica
-    if log != OM_LOG:
-        lines = [f"stratolog debug log {shard}", "stratolog audit --once --blocks"]
-    else:
-        lines = [
-            f"stratolog debug digest --node {node} --shard {shard}",
-            f"# stop {node}, move its folder nodes/{node}/shard-{shard} away, then:",
-            "stratolog up     # it installs a peer's checkpoint",
-            f"stratolog admin unflag {node} {shard}     # if it was flagged, and is right after all",
-        ]
-    return [element("h3", "Look, and repair"), element("pre", "\n".join(lines)), element("div", id="keys")]
+    lines = _om_commands(details) if details.replica.log == OM_LOG else _dn_commands(details)
+    return [element("h3", "Look, and repair"), element("pre", "\n".join(lines), id="repair"), element("div", id="keys")]
+
+
+def _om_commands(details: ReplicaDetails) -> list[str]:
+    _, shard, node = details.replica
+    folder, aside = f"nodes/{node}/shard-{shard}", f"aside-{node}-shard-{shard}"
+    end = f"# end {node}" if details.pid is None else f"kill {details.pid} && tail --pid={details.pid} -f /dev/null"
+    return [
+        f"stratolog debug digest --node {node} --shard {shard}",
+        "# its database is made anew from a peer's checkpoint; in the data directory, on its machine:",
+        f"{end}  # it hands over, and ends" if details.pid is not None else end,
+        f"mkdir {aside} && mv {folder} {folder}.checkpoints {aside}/",
+        "stratolog up  # starts it again",
+        f"# flagged, and right after all (a wrong digest base): stratolog admin unflag {node} {shard}",
+    ]
+
+
+def _dn_commands(details: ReplicaDetails) -> list[str]:
+    return [f"stratolog debug log {details.replica.shard}", "stratolog audit --once --blocks"]
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -147,6 +158,21 @@ def _key_text(key: str) -> str:
     raw = bytes.fromhex(key)
     text = raw.decode(errors="replace")
     return text if text.isprintable() and "\ufffd" not in text else key
+
+
+# -- sizes -------------------------------------------------------------------------------------------------------------
+
+
+def sizes_dialog(name: str, found: SizeHistogram) -> Markup:
+    """Return how many keys of a bucket have which size."""
+    if not found.keys:
+        return joined([element("h2", f"Sizes in {name}"), quiet("The bucket has no keys.")])
+    counted = f"of its first {count_of(found.keys, 'key')} by name" if found.is_cut else count_of(found.keys, "key")
+    facts = [
+        ("counted", counted), ("together", bytes_of(found.total_bytes)), ("median", bytes_of(found.median)),
+        ("largest", bytes_of(found.largest)), ("empty", count_of(found.empty, "key")),
+    ]  # fmt: skip
+    return joined([element("h2", f"Sizes in {name}"), size_bars(found.classes), facts_line(facts)])
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------

@@ -88,3 +88,8 @@ def table(
 def quiet(text: str) -> Markup:
     """Return a remark in small grey type."""
     return element("p", text, class_="quiet")
+
+
+def facts_line(facts: Iterable[tuple[str, Content]]) -> Markup:
+    """Return figures side by side, each with its name."""
+    return element("dl", [element("div", element("dt", name), element("dd", value)) for name, value in facts])

@@ -6,20 +6,23 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from urllib.parse import urlencode
 
+from schemas.topics import OM_LOG
 from spark_streaming.records.core.freshness import age_words
 from stratolog.ui.core.board import Board
 from stratolog.ui.core.lags import AuditLag, ReplicaLag
-from stratolog.ui.core.observed import TimelineEvent
+from stratolog.ui.core.observed import RowCount, TimelineEvent
 from stratolog.ui.core.replica_grid import ReplicaCell, ReplicaGrid
-from stratolog.ui.core.sentence import Sentence
-from stratolog.ui.core.storage_rows import BucketUsage, DatanodeLine, UsageSummary
+from stratolog.ui.core.sentence import Sentence, shortened
+from stratolog.ui.core.storage_rows import BucketUsage, DatanodeLine, ScanFigures, StreamFigures, UsageSummary
 from stratolog.ui.core.traffic import Traffic
-from stratolog.ui.core.words import Tone, bytes_of, count_of, listed, rate_of, worst
+from stratolog.ui.core.words import Tone, bytes_of, count_of, listed, partition_words, rate_of, worst
 from stratolog.ui.rendering.charts import meter, rate_chart
-from stratolog.ui.rendering.markup import Content, Markup, badge, element, joined, quiet, table
+from stratolog.ui.rendering.markup import Content, Markup, badge, element, facts_line, joined, quiet, table
 
 SHOWN_RATES = 6
 SHOWN_LAGS = 6
+MAX_WIDE_COLUMNS = 6
+"""A grid with more partitions has small cells: the number of the partition, and the tone."""
 MARKS = {Tone.GOOD: "✓", Tone.WARN: "!", Tone.BAD: "✕", Tone.STALE: "–", Tone.PLAIN: "·"}
 """Signs beside the colours, for who does not see them."""
 
@@ -39,7 +42,7 @@ def panels_of(board: Board) -> Mapping[str, Markup]:
 
 def sentence_panel(sentence: Sentence, trouble: Sequence[str]) -> Markup:
     """Return the sentence, with what explains it and what could not be read."""
-    more = [line for line in (sentence.more, *trouble) if line]
+    more = [shortened(line) for line in (sentence.more, *trouble) if line]
     return element(
         "div",
         element("span", MARKS[sentence.tone], class_="mark", aria_hidden="true"),
@@ -53,7 +56,9 @@ def sentence_panel(sentence: Sentence, trouble: Sequence[str]) -> Markup:
 
 def grid_panel(grid: ReplicaGrid) -> Markup:
     """Return a grid; each cell is a button that opens the replica's dialog."""
-    what = "node" if grid.log == "om.log" else "datanode"
+    what = "node" if grid.log == OM_LOG else "datanode"
+    if len(grid.columns) > MAX_WIDE_COLUMNS:
+        return _small_grid(grid, what)
     head = [element("th", what, scope="col"), *(element("th", name, scope="col") for _, name in grid.columns)]
     rows = [
         element("tr", element("th", node, None if answers else badge("no answer", Tone.BAD), scope="row"),
@@ -61,6 +66,31 @@ def grid_panel(grid: ReplicaGrid) -> Markup:
         for node, answers, cells in grid.rows
     ]  # fmt: skip
     return element("table", element("thead", element("tr", head)), element("tbody", rows), class_="grid")
+
+
+def _small_grid(grid: ReplicaGrid, what: str) -> Markup:
+    """Return a grid of many partitions: a row of small cells for each node."""
+    columns = "shards" if grid.log == OM_LOG else "pipelines"
+    head = [element("th", what, scope="col"), element("th", f"{len(grid.columns)} {columns}", scope="col")]
+    rows = [
+        element("tr", element("th", node, None if answers else badge("no answer", Tone.BAD), scope="row"),
+                element("td", [_dot(cell) for cell in cells if cell is not None], class_="dots"))
+        for node, answers, cells in grid.rows
+    ]  # fmt: skip
+    return element("table", element("thead", element("tr", head)), element("tbody", rows), class_="grid small-grid")
+
+
+def _dot(cell: ReplicaCell) -> Markup:
+    """Return a small cell, with its number if it is to be seen. No index: all cells would be sent anew each second."""
+    log, shard, node = cell.replica
+    is_seen = cell.tone is not Tone.GOOD and (cell.index is not None or cell.tone is Tone.BAD)  # else the row says it
+    mark = f"{shard}{MARKS[cell.tone]}" if is_seen else None
+    said = f"{partition_words(log, shard)}: {cell.verdict}, {cell.role}"
+    return element(
+        "button", mark, type="button", id=f"cell-{log}-{shard}-{node}",
+        class_=f"cell {cell.tone.value}{_leads(cell)}", title=said, aria_label=said,
+        data_open=f"replica?{urlencode({'log': log, 'shard': shard, 'node': node})}", data_tone=cell.tone.value,
+    )  # fmt: skip
 
 
 def _cell(cell: ReplicaCell | None) -> Content:
@@ -125,14 +155,18 @@ def lag_panel(replicas: Sequence[ReplicaLag], audits: Sequence[AuditLag]) -> Mar
             (lag.name, lag.where, "no answer" if lag.behind is None else f"{lag.behind:,}")
             for lag in behind[:SHOWN_LAGS]
         ]
-        words = table(("replica", "of", "behind"), rows, numbers=(2,), caption="Replicas behind")
+        left = len(behind) - SHOWN_LAGS
+        more = quiet(f"{left} more are behind") if left > 0 else None
+        words = element("div", table(("replica", "of", "behind"), rows, numbers=(2,), caption="Replicas behind"), more)
     seen = [
         (lag.where, badge("silent", Tone.STALE) if lag.tone is Tone.STALE else badge("judges", Tone.GOOD),
          f"{lag.behind:,}", "never" if lag.age_ms is None else f"{age_words(lag.age_ms)} ago")
-        for lag in audits
+        for lag in audits[:SHOWN_LAGS]
     ]  # fmt: skip
     audit = table(("audit of", "", "indexes behind", "last verdict"), seen, numbers=(2, 3), caption="Audit")
-    return element("div", element("div", words), element("div", audit), class_="two", data_tone=tone.value)
+    left = len(audits) - SHOWN_LAGS
+    more = quiet(f"{left} more, none of them further behind") if left > 0 else None
+    return element("div", element("div", words), element("div", audit, more), class_="two", data_tone=tone.value)
 
 
 # -- below -------------------------------------------------------------------------------------------------------------
@@ -172,12 +206,29 @@ def datanodes_panel(lines: Sequence[DatanodeLine]) -> Markup:
         (
             line.name, badge(line.health, line.tone), line.state, _room(line),
             "–" if line.used_bytes is None else bytes_of(line.used_bytes),
-            "–" if line.blocks is None else f"{line.blocks:,}", f"{line.streams:,}", _troubles(line),
+            "–" if line.blocks is None else f"{line.blocks:,}", _streams(line.streams), _scans(line.scans),
+            _troubles(line),
         )
         for line in lines
     ]  # fmt: skip
-    columns = ("datanode", "health", "state", "free of capacity", "blocks' bytes", "blocks", "streams", "to look at")
-    return table(columns, rows, numbers=(4, 5, 6), caption="Datanodes")
+    columns = (
+        "datanode", "health", "state", "free of capacity", "blocks' bytes", "blocks", "streams", "scans", "to look at",
+    )  # fmt: skip
+    return table(columns, rows, numbers=(4, 5), caption="Datanodes")
+
+
+def _streams(streams: StreamFigures) -> str:
+    if streams.completed is None:
+        return f"{streams.active:,} open"
+    failed = f", {streams.failed:,} failed" if streams.failed else ""
+    return f"{streams.active:,} open, {streams.completed:,} done{failed}"
+
+
+def _scans(scans: ScanFigures | None) -> str:
+    if scans is None:
+        return "–"
+    bad = f", {count_of(scans.bad_cells, 'bad cell')}" if scans.bad_cells else ""
+    return f"{count_of(scans.rounds, 'round')}, {bytes_of(scans.read_bytes)} read{bad}"
 
 
 def _room(line: DatanodeLine) -> Content:
@@ -197,18 +248,32 @@ def _troubles(line: DatanodeLine) -> str:
 
 
 def namespace_panel(usage: UsageSummary) -> Markup:
-    """Return the largest buckets."""
+    """Return what waits, and the largest buckets."""
+    waits = [("open keys", usage.open_keys), ("deleted, blocks not freed yet", usage.deletions)]
+    facts = facts_line((name, _counted(count)) for name, count in waits)
     if not usage.bucket_count:
-        return quiet("There are no buckets.")
-    rows = [(one.name, f"{one.keys:,}", bytes_of(one.used_bytes), _quota(one)) for one in usage.buckets]
+        return joined([facts, quiet("There are no buckets.")])
+    rows = [
+        (one.name, f"{one.keys:,}", bytes_of(one.used_bytes), _quota(one), _sizes_button(one)) for one in usage.buckets
+    ]
     more = " of the first volumes (there are more)" if usage.is_cut else ""
     total = (
         f"{count_of(usage.bucket_count, 'bucket')}{more}: {count_of(usage.keys, 'key')}, {bytes_of(usage.used_bytes)}; "
         f"the {len(rows)} largest are shown"
     )
-    return joined([
-        table(("bucket", "keys", "bytes", "quota"), rows, numbers=(1, 2), caption="Largest buckets"), quiet(total)
-    ])  # fmt: skip
+    columns = ("bucket", "keys", "bytes", "quota", "")
+    return joined([facts, table(columns, rows, numbers=(1, 2, 4), caption="Largest buckets"), quiet(total)])
+
+
+def _counted(count: RowCount | None) -> str:
+    if count is None:
+        return "not known"
+    return f"{count.rows:,} and more" if count.is_cut else f"{count.rows:,}"
+
+
+def _sizes_button(one: BucketUsage) -> Markup:
+    target = f"sizes?{urlencode({'volume': one.volume, 'bucket': one.bucket})}"
+    return element("button", "sizes", type="button", class_="small", id=f"sizes-{one.name}", data_open=target)
 
 
 def _quota(one: BucketUsage) -> Content:

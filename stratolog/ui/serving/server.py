@@ -6,6 +6,7 @@
 ``GET /replica``             what is known of one replica (``log``, ``shard``, ``node``)
 ``GET /keys``                the keys in which two replicas differ (``shard``, ``node``, ``cf``, ``bucket``)
 ``GET /log``                 a page of a shard's log (``shard``; ``until`` and ``chain`` for an older one)
+``GET /sizes``               a bucket's keys by size (``volume``, ``bucket``)
 ``GET /number``              the dashboard's number, of which operators' links are made
 ``POST /drills/{name}``      start a drill (``shard``); ``POST /drills/stop``; ``POST /operator`` proves a key
 ===========================  =====================================================================================
@@ -31,7 +32,7 @@ from stratolog.ui.core.board import board_of
 from stratolog.ui.core.judged_tail import ChainMark
 from stratolog.ui.core.replica_grid import details_of
 from stratolog.ui.core.verdict_book import JudgedReplica
-from stratolog.ui.rendering.dialogs import drills_panel, keys_fragment, log_fragment, replica_dialog
+from stratolog.ui.rendering.dialogs import drills_panel, keys_fragment, log_fragment, replica_dialog, sizes_dialog
 from stratolog.ui.rendering.markup import Content, Markup, element, joined, quiet
 from stratolog.ui.rendering.panels import panels_of
 from stratolog.ui.serving.drill_runs import ABOUT_A_SHARD, STARTABLE, DrillRuns
@@ -83,7 +84,7 @@ class DashboardServer:
         app.add_routes([
             web.get("/", self._page), web.get("/assets/{name}", self._asset), web.get("/events", self._events),
             web.get("/replica", self._replica), web.get("/keys", self._keys), web.get("/log", self._log),
-            web.get("/number", self._number), web.post("/operator", self._operator),
+            web.get("/sizes", self._sizes), web.get("/number", self._number), web.post("/operator", self._operator),
             web.post("/drills/stop", self._stop_drill), web.post("/drills/{name}", self._start_drill),
         ])  # fmt: skip
         app.on_response_prepare.append(_add_headers)
@@ -114,7 +115,11 @@ class DashboardServer:
         return web.Response(text=_asset_text(name), content_type=ASSETS[name])
 
     async def _number(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002 - aiohttp's signature
-        return web.json_response({"number": self.number, "cluster": self._watch.settings.cluster})
+        """Return the number, and whether all places for pages are taken: a browser does not show why it got a 503."""
+        return web.json_response({
+            "number": self.number, "cluster": self._watch.settings.cluster, "most_pages": MAX_VIEWERS,
+            "is_full": self._viewers >= MAX_VIEWERS,
+        })  # fmt: skip
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self._viewers >= MAX_VIEWERS:
@@ -132,8 +137,11 @@ class DashboardServer:
                 message = f"data: {json.dumps(news)}\n\n".encode()
                 await asyncio.wait_for(response.write(message), SEND_TIMEOUT_S)
                 await self._pause()
-        except (ConnectionResetError, TimeoutError):
-            pass  # the page is closed, or takes nothing
+        except ConnectionResetError:
+            pass  # the page is closed
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()  # it takes nothing: what waits for it would be kept until it does
         finally:
             self._viewers -= 1
         return response
@@ -175,6 +183,12 @@ class DashboardServer:
         until = ChainMark(_number_in(query, "until"), query.get("chain", "")) if "until" in query else None
         records, first = await self._asked(lambda: questions.log_page(settings, shard, until))
         return _html(log_fragment(shard, records, first))
+
+    async def _sizes(self, request: web.Request) -> web.StreamResponse:
+        query, settings = request.query, self._watch.settings
+        volume, bucket = query.get("volume", ""), query.get("bucket", "")
+        found = await self._asked(lambda: questions.key_sizes(settings, volume, bucket))
+        return _html(sizes_dialog(f"{volume}/{bucket}", found))
 
     async def _asked(self, question: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, question)

@@ -1,9 +1,9 @@
-"""Questions that are asked when somebody opens a dialog: a page of the log, the keys of a bucket."""
+"""Questions that are asked when somebody opens a dialog: a page of the log, the keys of a bucket, their sizes."""
 
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from replicated_db.core.ports import Entry, LogUnavailable, OffsetOutOfRange
 from replicated_db.shell.kafka.kafka_log import KafkaLog
@@ -13,8 +13,13 @@ from stratolog.errors import Unavailable
 from stratolog.nodes.answers import node_answer, node_status
 from stratolog.nodes.core.leaders import view_of
 from stratolog.ui.core.judged_tail import ChainMark, TailRecord, judged_tail
+from stratolog.ui.core.storage_rows import SizeHistogram, histogram_of
 
 PAGE_RECORDS = 120
+MAX_SIZED_KEYS = 10_000
+"""Keys of a bucket whose sizes are read, the first ones by name."""
+LISTED_KEYS = 1_000
+"""Keys of a page of the nodes' listing, the most that they give."""
 READ_WAIT_S = 1.0
 SILENT_READS = 5
 
@@ -82,3 +87,29 @@ def _peers(settings: Settings, shard: int, node: str) -> list[str]:
     others = [one.name for one in settings.nodes if one.name != node]
     roles = {name: view_of(node_status(settings.node(name).address), shard).get("role") for name in others}
     return sorted((name for name in others if roles[name]), key=lambda name: roles[name] != "leader")
+
+
+def key_sizes(settings: Settings, volume: str, bucket: str) -> SizeHistogram:
+    """Return the sizes of a bucket's first MAX_SIZED_KEYS keys, stale, as the first node that answers lists them.
+
+    Raises Unavailable if no node lists them: none answers, or there is no such bucket.
+    """
+    path = f"/v1/volumes/{quote(volume, safe='')}/buckets/{quote(bucket, safe='')}/keys"
+    for node in settings.nodes:
+        if (found := _sizes(node.address, path)) is not None:
+            return histogram_of(found[0], is_cut=found[1])
+    raise Unavailable(f"no node lists the keys of {volume[:100]}/{bucket[:100]}")
+
+
+def _sizes(address: str, path: str) -> tuple[list[int], bool] | None:
+    """Return the sizes page by page, and whether there are more; None if the node does not list them."""
+    sizes: list[int] = []
+    query = {"consistency": "stale", "limit": str(LISTED_KEYS)}
+    while True:
+        page = node_answer(address, f"{path}?{urlencode(query)}")
+        if page is None:
+            return (sizes, True) if sizes else None
+        sizes += [int(entry["size"]) for entry in page["entries"]]
+        if not page["truncated"] or len(sizes) >= MAX_SIZED_KEYS:
+            return sizes[:MAX_SIZED_KEYS], bool(page["truncated"])
+        query["start_after"] = str(page["next_after"])

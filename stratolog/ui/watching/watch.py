@@ -25,12 +25,13 @@ from schemas.topics import OM_LOG, OM_STATS, OM_VERDICTS
 from spark_streaming.records.core.freshness import ReportedPartition
 from spark_streaming.records.report_times import ReportTimes
 from spark_streaming.windows.core.reading_windows import LatestWindows
+from stratolog.cluster.reach import broker_addresses, listening
 from stratolog.configuration.settings import Settings
 from stratolog.errors import UserError
 from stratolog.local import state
 from stratolog.nodes.core.leaders import views_in
 from stratolog.ui.core.log_events import LogEvents
-from stratolog.ui.core.observed import IndexSample, Observed, TimelineEvent
+from stratolog.ui.core.observed import IndexSample, Observed, RowCount, TimelineEvent
 from stratolog.ui.core.verdict_book import VerdictBook
 from stratolog.ui.core.words import Tone, count_of
 from stratolog.ui.watching.polls import Polls
@@ -68,6 +69,8 @@ class _BrokersFound:
         self.pipelines: list[Json] = []
         self.datanode_statuses: dict[str, Json | None] = {}
         self.buckets: tuple[list[Json], bool] = ([], False)
+        self.waiting: dict[str, RowCount] = {}
+        self.is_cut_off = False
         self.events: deque[TimelineEvent] = deque(maxlen=MAX_EVENTS)
         self.samples: deque[IndexSample] = deque(maxlen=MAX_SAMPLES)
         self.stopped: list[str] = []
@@ -84,12 +87,11 @@ class ClusterWatch:
         self._found = _BrokersFound()
         self._looked_at_s = float("-inf")
         self._stop = threading.Event()
-        self._events_of: dict[int, LogEvents] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._works: dict[str, Callable[[], None]] = {
-            "verdicts": lambda: self._tail(OM_VERDICTS, self._take_verdicts),
-            "windows": lambda: self._tail(OM_STATS, self._take_windows),
-            "log": lambda: self._tail(OM_LOG, self._take_records),
+            "verdicts": lambda: self._tail(OM_VERDICTS, lambda: self._take_verdicts),
+            "windows": lambda: self._tail(OM_STATS, lambda: self._take_windows),
+            "log": lambda: self._tail(OM_LOG, self.log_taker),
             "nodes": self._ask,
         }
 
@@ -106,7 +108,6 @@ class ClusterWatch:
                 return
             if not any(thread.is_alive() for thread in self._threads.values()):
                 self._found = _BrokersFound()
-                self._events_of = {}
             # One by one: some may have ended just now, and others not yet.
             for name, work in self._works.items():
                 if name not in self._threads or not self._threads[name].is_alive():
@@ -132,13 +133,13 @@ class ClusterWatch:
                 verdicts=list(found.book.latest.values()), reported_ms=dict(found.reported_ms),
                 windows=list(found.windows.windows.values()), datanodes=found.datanodes, pipelines=found.pipelines,
                 datanode_statuses=dict(found.datanode_statuses), buckets=found.buckets[0],
-                buckets_cut=found.buckets[1], events=[*found.events, *found.book.events],
+                buckets_cut=found.buckets[1], waiting=found.waiting, is_cut_off=found.is_cut_off, events=[*found.events, *found.book.events],
                 samples=list(found.samples), stopped=list(found.stopped), trouble=sorted(found.trouble.values()),
             )  # fmt: skip
 
     # -- topics --------------------------------------------------------------------------------------------------------
 
-    def _tail(self, topic: str, take: Callable[[list[Message]], None]) -> None:
+    def _tail(self, topic: str, taker: Callable[[], Callable[[list[Message]], None]]) -> None:
         while self.is_awake():
             servers = self._settings.bootstrap_servers
             try:
@@ -149,6 +150,7 @@ class ClusterWatch:
                 continue
             try:
                 self._say(topic, None)
+                take = taker()
                 while self.is_awake() and servers == self._settings.bootstrap_servers:
                     if messages := tail.poll(POLL_S):
                         take(messages)
@@ -170,10 +172,15 @@ class ClusterWatch:
         with self._lock:
             self._found.windows.take(windows)
 
-    def _take_records(self, messages: list[Message]) -> None:
+    def log_taker(self) -> Callable[[list[Message]], None]:
+        """Return what takes the log's records from one beginning on: whoever reads anew begins with an older term."""
+        followers: dict[int, LogEvents] = {}
+        return lambda messages: self._take_records(followers, messages)
+
+    def _take_records(self, followers: dict[int, LogEvents], messages: list[Message]) -> None:
         events = []
         for message in messages:
-            follower = self._events_of.setdefault(message.partition() or 0, LogEvents(message.partition() or 0))
+            follower = followers.setdefault(message.partition() or 0, LogEvents(message.partition() or 0))
             events.append(follower.take(message.value() or b"", message.timestamp()[1]))
         with self._lock:
             self._found.events.extend(event for event in events if event is not None)
@@ -186,10 +193,14 @@ class ClusterWatch:
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        polls, times = Polls(), ReportTimes(self._settings.bootstrap_servers)
+        polls, servers = Polls(), self._settings.bootstrap_servers
+        times = ReportTimes(servers)
         turns = {"fleet": float("-inf"), "buckets": float("-inf")}
         try:
             while self.is_awake():
+                if servers != self._settings.bootstrap_servers:  # the stack has started again on other ports
+                    servers = self._settings.bootstrap_servers
+                    times = ReportTimes(servers)
                 self._stop.wait(self._ask_once(polls, times, turns))
         finally:
             polls.close()
@@ -204,15 +215,16 @@ class ClusterWatch:
         living = [name for name, status in statuses.items() if status is not None]
         if begun_s - turns["fleet"] >= FLEET_EVERY_S:
             turns["fleet"] = begun_s
+            self._try_brokers(broker_addresses(settings))
             self._ask_fleet(polls, settings, living)
             reported = times.newest_ms()
             with self._lock:
                 self._found.reported_ms = dict(reported)
         if begun_s - turns["buckets"] >= BUCKETS_EVERY_S and living:
             turns["buckets"] = begun_s
-            buckets = polls.buckets(settings, living)
+            buckets, waiting = polls.buckets(settings, living), polls.waiting(settings, living)
             with self._lock:
-                self._found.buckets = buckets
+                self._found.buckets, self._found.waiting = buckets, waiting
         return max(0.1, NODES_EVERY_S - (time.monotonic() - begun_s))
 
     def _reload(self) -> None:
@@ -240,6 +252,16 @@ class ClusterWatch:
             if name in before and (before[name] is None) != (status is None):
                 text, tone = ("does not answer", Tone.BAD) if status is None else ("answers again", Tone.GOOD)
                 self._note(name, text, tone)
+
+    def _try_brokers(self, addresses: list[str]) -> None:
+        """See whether a broker listens. Kafka's clients do not say when all are away: they try again in silence."""
+        heard = listening(addresses)
+        away = [address for address in addresses if address not in heard]
+        self._say("brokers", f"no broker listens at {', '.join(away)}" if away else None)
+        with self._lock:
+            before, self._found.is_cut_off = self._found.is_cut_off, not heard
+        if before != (not heard):
+            self._note("brokers", "one answers again" if heard else "none answers", Tone.GOOD if heard else Tone.BAD)
 
     def _ask_fleet(self, polls: Polls, settings: Settings, living: list[str]) -> None:
         datanodes, pipelines = polls.fleet(settings, living)

@@ -18,6 +18,7 @@ from datanode_processors.errors import BlockError
 from datanode_processors.http_api import DatanodeHttpApi
 from datanode_processors.pipeline.chunk_store import ChunkStore
 from datanode_processors.pipeline.core.block_tables import DN_FAMILIES
+from datanode_processors.repair.scrubber import ScrubCounts
 from datanode_processors.repair.transfer import import_container
 from datanode_processors.status import DatanodeStatus
 from replicated_db.core.applying.replica import Identity, Replica
@@ -55,6 +56,7 @@ class Site:
         status = DatanodeStatus(
             config, node.store, node.pipelines, node.server.snapshot, lambda: 7, lambda: self.preparing is None,
             TransferDesk("dn1", {}, lambda _: False, note=lambda _: None),
+            lambda: ScrubCounts(rounds=1, blocks=2, bytes=3, bad_cells=4, errors=5),
         )  # fmt: skip
         app = faust.App("pages", broker="kafka://127.0.0.1:1", store="memory://", loop=self._loop)
         store = ChunkStore(folder / "rows", DN_FAMILIES.names, node.store)
@@ -116,7 +118,9 @@ def test_a_damaged_copy_is_not_healthy_either(holder: Site) -> None:
     answer = holder.ask("/health")
     assert (answer.status_code, answer.json()["pipelines"]) == (503, {})
     assert len(answer.json()["copies"]) == 1
-    assert holder.ask("/status").json()["copies"]["unhealthy_blocks"] == 1
+    told = holder.ask("/status").json()
+    assert told["copies"]["unhealthy_blocks"] == 1
+    assert told["scrub"] == {"rounds": 1, "blocks": 2, "bytes": 3, "bad_cells": 4, "errors": 5}
 
 
 def test_a_shard_that_is_not_there_is_a_bad_query(site: Site) -> None:

@@ -248,15 +248,19 @@ def test_health_and_metrics_tell_of_a_damaged_copy(run: Run) -> None:
     pipelines: Any = node.pipelines
     config = node.config
     desk = TransferDesk("dn4", {}, lambda _: False, note=lambda _: None)
-    told = DatanodeStatus(config, node.store, pipelines, node.server.snapshot, lambda: 0, lambda: False, desk)
+    scrubbing = scrubber(node)
+    told = DatanodeStatus(
+        config, node.store, pipelines, node.server.snapshot, lambda: 0, lambda: False, desk, lambda: scrubbing.counts
+    )
     assert told.health() == (200, {"status": "ok"})
     member.damage(2)
     node.damage(2)
-    scrubber(node).scrub_round()
+    scrubbing.scrub_round()
     code, said = told.health()
     assert (code, said["copies"][0]["block"]) == (503, BLOCK)
     assert 'stratolog_datanode_unhealthy_copy_blocks{datanode="dn4"} 1.0' in told.metrics()
     assert told.status()["copies"]["containers"] == 1
+    assert told.status()["scrub"]["rounds"] == 1
 
 
 def test_more_damage_than_is_known_by_block_is_repaired_by_container(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,11 +84,21 @@ def test_a_row_is_there_or_not(node: Node):
     assert page(shard_pages.row, node, cf="things")["value"] is None
 
 
+def test_rows_are_counted_up_to_a_limit(node: Node):
+    found = page(shard_pages.count, node, cf="things")
+    assert (found["rows"], found["more"], found["index"]) == (len(ROWS), False, node.replica.position.index)
+    for limit, rows, more in [(len(ROWS) - 1, len(ROWS) - 1, True), (len(ROWS), len(ROWS), False), (1, 1, True)]:
+        found = page(shard_pages.count, node, cf="things", limit=str(limit))
+        assert (found["rows"], found["more"]) == (rows, more)
+
+
 def test_what_is_asked_wrongly_is_named(node: Node):
     for ask, query, wrong in [
         (shard_pages.rows, {"cf": "nothings"}, f"cf 'nothings' is not one of {', '.join(FAMILIES.names)}"),
         (shard_pages.rows, {}, "cf '' is not one of"),
         (shard_pages.rows, {"cf": "things", "bucket": "256"}, "bucket '256' is not a number in 0..255"),
+        (shard_pages.count, {"cf": "nothings"}, "cf 'nothings' is not one of"),
+        (shard_pages.count, {"cf": "things", "limit": "0"}, f"limit '0' is not a number in 1..{shard_pages.MAX_ROWS}"),
         (shard_pages.row, {"cf": "things", "key": "xy"}, "key 'xy' is not hexadecimal"),
         (shard_pages.row, {"key": "00"}, "cf '' is not one of"),
     ]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
+
+from schemas.column_families import DELETED_TABLE, OPEN_KEY_TABLE
 from schemas.topics import DN_LOG
 from stratolog.ui.core.board import SHOWN_EVENTS, board_of
-from stratolog.ui.core.observed import IndexSample, TimelineEvent
+from stratolog.ui.core.observed import IndexSample, RowCount, TimelineEvent
 from stratolog.ui.core.replica_grid import details_of, grids_of
-from stratolog.ui.core.storage_rows import fleet_lines, usage_of
+from stratolog.ui.core.storage_rows import fleet_lines, histogram_of, usage_of
 from stratolog.ui.core.traffic import traffic_of
 from stratolog.ui.core.verdict_book import MAX_SUBJECTS, JudgedReplica, VerdictBook
 from stratolog.ui.core.words import Tone
+from stratolog.ui.rendering.panels import panels_of
 from tests.support.ui.observations import (
     INDEX,
     NODES,
@@ -167,16 +172,20 @@ def test_a_flood_of_names_does_not_grow_the_book() -> None:
 
 def test_a_datanode_joins_heartbeat_and_status() -> None:
     own = {
-        "store": {"used_bytes": 700, "blocks": 4}, "streams": {"active": 1}, "copies": {"unhealthy_blocks": 1},
+        "store": {"used_bytes": 700, "blocks": 4}, "copies": {"unhealthy_blocks": 1},
         "pipelines": [{"unhealthy_blocks": 2}], "installing": [{"progress": "at 5 %"}],
+        "streams": {"active": 1, "completed": 7, "failed": 2, "reclaimed": 1},
+        "scrub": {"rounds": 3, "blocks": 9, "bytes": 4096, "bad_cells": 1, "errors": 0},
     }  # fmt: skip
     lines = fleet_lines(
         seen(datanodes=[datanode("dn2", health="DEAD"), datanode("dn1")], datanode_statuses={"dn1": own})
     )
     assert [line.name for line in lines] == ["dn1", "dn2"]
-    assert (lines[0].unhealthy_blocks, lines[0].streams, lines[0].tone) == (3, 1, Tone.BAD)
+    assert (lines[0].unhealthy_blocks, lines[0].streams, lines[0].tone) == (3, (1, 7, 3), Tone.BAD)
+    assert lines[0].scans == (3, 4096, 1)
     assert lines[0].installing == ["at 5 %"]
-    assert (lines[1].used_bytes, lines[1].streams, lines[1].tone) == (None, 2, Tone.BAD)
+    assert (lines[1].used_bytes, lines[1].streams, lines[1].tone) == (None, (2, None, None), Tone.BAD)
+    assert lines[1].scans is None
 
 
 def test_buckets_are_shown_by_size_and_near_their_quota_in_yellow() -> None:
@@ -185,3 +194,41 @@ def test_buckets_are_shown_by_size_and_near_their_quota_in_yellow() -> None:
         ("v/b", 0.95, Tone.WARN), ("v/c", 0.1, Tone.PLAIN), ("v/a", None, Tone.PLAIN),
     ]  # fmt: skip
     assert (found.bucket_count, found.keys, found.used_bytes) == (3, 6, 155)
+    assert (found.open_keys, found.deletions) == (None, None)  # nodes of an older version count nothing
+    waiting = {OPEN_KEY_TABLE: RowCount(3, is_cut=False), DELETED_TABLE: RowCount(9, is_cut=True)}
+    counted = usage_of(seen(waiting=waiting))
+    assert (counted.open_keys, counted.deletions) == ((3, False), (9, True))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "classes"),
+    [
+        ([], []), ([0, 0], []), ([1], [(1024, 1)]), ([1024, 1025], [(1024, 1), (2048, 1)]),
+        ([1, 5000], [(1024, 1), (2048, 0), (4096, 0), (8192, 1)]), ([2**62], [(2**62, 1)]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_sizes_are_counted_in_classes_without_gaps(sizes: list[int], classes: list[tuple[int, int]]) -> None:
+    found = histogram_of(sizes, is_cut=False)
+    assert list(found.classes) == classes
+    assert sum(one.keys for one in found.classes) + found.empty == found.keys == len(sizes)
+    assert (found.total_bytes, found.largest) == (sum(sizes), max(sizes, default=0))
+
+
+# -- a large cluster ---------------------------------------------------------------------------------------------------
+
+
+def test_a_hundred_shards_on_seven_nodes_fit() -> None:
+    nodes, shards = [f"om{number}" for number in range(1, 8)], range(100)
+    statuses: dict[str, Any] = {name: {"shards": [view(shard) for shard in shards]} for name in nodes}
+    verdicts = [verdict(name, shard, index=INDEX + shard) for name in nodes for shard in shards]
+    board = board_of(seen(shards=len(shards), nodes=statuses, verdicts=verdicts))
+    assert sum(len(cells) for _, _, cells in board.grids[0].rows) == 700
+    assert board.sentence.text.startswith("700 replicas equal at indexes 1,234 to 1,333, ")
+    panels = panels_of(board)
+    assert panels["grid"].count("data-open=") == 700
+    assert panels["lag"].count("<tr>") < 20
+    assert "94 more, none of them further behind" in panels["lag"]
+    # Nothing in it changes while all is well, so it is not sent again.
+    later = panels_of(board_of(seen(shards=len(shards), nodes=statuses, verdicts=verdicts, now_ms=NOW_MS + 5_000)))
+    assert later["grid"] == panels["grid"]

@@ -8,19 +8,28 @@ from html.parser import HTMLParser
 import pytest
 
 from replicated_db.core.ports import Entry
+from schemas.column_families import DELETED_TABLE, OPEN_KEY_TABLE
 from schemas.records.messages import Difference
 from stratolog.ui.core.board import board_of
 from stratolog.ui.core.drill_desk import MAX_LINE_CHARACTERS, MAX_LINES, MAX_RUNS, DrillDesk
 from stratolog.ui.core.judged_tail import ChainMark, judged_tail
-from stratolog.ui.core.observed import TimelineEvent
+from stratolog.ui.core.observed import RowCount, TimelineEvent
 from stratolog.ui.core.replica_grid import details_of
+from stratolog.ui.core.storage_rows import histogram_of
 from stratolog.ui.core.verdict_book import JudgedReplica
 from stratolog.ui.core.words import Tone
-from stratolog.ui.rendering.dialogs import differing_keys, drills_panel, keys_fragment, log_fragment, replica_dialog
+from stratolog.ui.rendering.dialogs import (
+    differing_keys,
+    drills_panel,
+    keys_fragment,
+    log_fragment,
+    replica_dialog,
+    sizes_dialog,
+)
 from stratolog.ui.rendering.markup import MAX_TEXT_CHARACTERS, Markup, element, joined
 from stratolog.ui.rendering.panels import clock_of, panels_of
 from tests.support.logs.logbuilder import LogBuilder
-from tests.support.ui.observations import NOW_MS, bucket, datanode, seen, status, verdict, window
+from tests.support.ui.observations import NOW_MS, bucket, datanode, seen, status, verdict, view, window
 
 EVIL = "<script>alert(1)</script>\" onload='x' \x1b[31m\u202e&"
 
@@ -108,6 +117,11 @@ def test_a_diverged_replicas_dialog_names_buckets_and_the_way_back() -> None:
     assert "Buckets that differ: 1, at index" in elements.text
     assert "ffffffffffffffff" in elements.text
     assert "stratolog debug digest --node om3 --shard 1" in elements.text
+    assert "# end om3\n" in elements.text  # its process is not known
+    nodes = {"om3": {**status("om3"), "pid": 4711}}
+    known_too = details_of(replace(known, nodes=nodes), JudgedReplica("om.log", 1, "om3"))
+    assert known_too is not None
+    assert "kill 4711 &amp;&amp; tail --pid=4711 -f /dev/null" in replica_dialog(known_too)
     opened = [attributes.get("data-open") for _, attributes in elements.found if attributes.get("data-into") == "keys"]
     assert opened == ["keys?shard=1&node=om3&cf=keyTable&bucket=17"]
 
@@ -120,6 +134,33 @@ def test_keys_that_differ_are_named() -> None:
     assert "/v/b/a" in text
     assert "ff00" in text
     assert "No key of keyTable" in keys_fragment("keyTable", 17, mine, mine, ("om3", "om1"))
+
+
+def test_sizes_of_a_bucket_are_bars() -> None:
+    found = Elements(sizes_dialog("v/b", histogram_of([0, 5, 2000, 5_000_000], is_cut=True)))
+    assert "of its first 4 keys by name" in found.text
+    assert "up to 8.0 MiB" in found.text
+    widths = [attributes["width"] for name, attributes in found.found if name == "rect"]
+    assert (len(widths), widths[0], widths[-1], widths[2]) == (14, "400.0", "400.0", "0")
+    assert "has no keys" in sizes_dialog("v/b", histogram_of([], is_cut=False))
+    harmless(sizes_dialog(EVIL, histogram_of([1], is_cut=False)))
+
+
+def test_what_waits_is_shown_as_far_as_it_was_counted() -> None:
+    waiting = {OPEN_KEY_TABLE: RowCount(3, is_cut=False), DELETED_TABLE: RowCount(9, is_cut=True)}
+    text = Elements(panels_of(board_of(seen(waiting=waiting, buckets=[bucket("b", 1)])))["namespace"]).text
+    assert "open keys3" in text
+    assert "9 and more" in text
+    assert "not known" in Elements(panels_of(board_of(seen()))["namespace"]).text
+
+
+def test_small_cells_of_many_partitions_are_harmless_and_say_their_tone() -> None:
+    verdicts = [verdict("om1", 3, "unknown", reason=EVIL), verdict(EVIL, 0)]
+    nodes = {"om1": {"shards": [view(shard, role=EVIL) for shard in range(9)]}, EVIL: None}
+    elements = harmless(panels_of(board_of(seen(shards=9, nodes=nodes, verdicts=verdicts)))["grid"])
+    titles = [attributes["title"] for name, attributes in elements.found if name == "button"]
+    assert "shard 3: unknown, follower" in titles
+    assert "9 shards" in elements.text
 
 
 def test_void_records_of_the_log_are_marked_with_their_reason() -> None:

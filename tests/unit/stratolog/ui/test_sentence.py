@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from spark_streaming.records.core.freshness import ReportedPartition
-from stratolog.ui.core.sentence import sentence_of
+from stratolog.ui.core.board import board_of
+from stratolog.ui.core.sentence import MAX_REASON_CHARACTERS, sentence_of
 from stratolog.ui.core.words import Tone
+from stratolog.ui.rendering.panels import panels_of
 from tests.support.ui.observations import NODES, NOW_MS, WELL, all_equal, seen, status, verdict
 
 
@@ -34,7 +38,11 @@ def test_a_divergence_is_red_and_named_whatever_else_holds() -> None:
     found = sentence_of(seen(verdicts=[*kept, worse], stopped=["audit"]))
     assert found.tone is Tone.BAD
     assert found.text == "1 of 6 replicas DIVERGED: om3 of shard 1"
-    assert "at index 1,300, by incremental, said 4 s ago" in found.more
+    assert found.more == "at index 1,300, by incremental, said 4 s ago: its cell in the grid names what differs"
+    named = replace(worse, reason="keyTable, bucket 17: /v/b/k is missing")
+    assert sentence_of(seen(verdicts=[*kept, named])).more.endswith("4 s ago: keyTable, bucket 17: /v/b/k is missing")
+    long = board_of(seen(verdicts=[*kept, replace(worse, reason="x" * 100_000)], trouble=["y" * 100_000]))
+    assert 2 * MAX_REASON_CHARACTERS < len(panels_of(long)["sentence"]) < 2 * MAX_REASON_CHARACTERS + 300
 
 
 def test_a_full_scan_behind_a_divergence_ends_it() -> None:
@@ -56,6 +64,16 @@ def test_a_silent_audit_is_grey_while_replicas_report() -> None:
     assert found.tone is Tone.STALE
     assert found.text.startswith("The audit is silent; 6 replicas were equal at")
     assert found.more == "2 partitions with reports of 95 s without a verdict: does the audit run?"
+
+
+def test_without_a_broker_nothing_holds_any_more() -> None:
+    board = board_of(seen(is_cut_off=True, stopped=["broker-1"]))
+    assert board.sentence.tone is Tone.STALE
+    assert board.sentence.text.startswith("No broker answers; the audit last said: 6 replicas equal at index")
+    assert board.sentence.more == "not running: broker-1"
+    assert {cell.tone for _, _, cells in board.grids[0].rows for cell in cells if cell} == {Tone.STALE}
+    assert {lag.tone for lag in board.audit_lags} == {Tone.STALE}
+    assert sentence_of(seen(is_cut_off=True, verdicts=[])).text == "No broker answers, and nothing is judged"
 
 
 def test_a_quiet_cluster_stays_green() -> None:

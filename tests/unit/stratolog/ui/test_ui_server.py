@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
-import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,55 +13,14 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="the dashboard needs aiohttp (extra 'ui')")
 
-from aiohttp import web
 
 from schemas.privilege import ClusterSecret
-from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UsageError
+from stratolog.local.processes import wait_until
 from stratolog.ui.serving import server as serving
 from stratolog.ui.serving.drill_runs import ABOUT_A_SHARD, STARTABLE, DrillRuns
-from stratolog.ui.serving.operator_key import operator_link, secret_of_key
-from stratolog.ui.serving.server import DashboardServer
-from stratolog.ui.watching.watch import ClusterWatch
-
-SECRET = ClusterSecret(b"s" * 32)
-
-
-class Served:
-    """A server in a thread of its own, on a port that the system chose; its cluster is a port where nobody listens."""
-
-    def __init__(self, folder: Path, secret: ClusterSecret | None = SECRET) -> None:
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            nobody = f"127.0.0.1:{unused.getsockname()[1]}"
-        settings = replace(Settings(), data_dir=folder, bootstrap_servers=nobody, nodes=())
-        self.watch = ClusterWatch(lambda: settings)
-        self.drills = DrillRuns(folder)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._begin(secret), self._loop).result(10)
-        self.http = httpx.Client(base_url=f"http://{self.address}", trust_env=False, timeout=10)
-
-    async def _begin(self, secret: ClusterSecret | None) -> None:
-        self.server = DashboardServer(self.watch, self.drills, secret)
-        self._runner = web.AppRunner(self.server.app(), shutdown_timeout=1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.address = "{}:{}".format(*self._runner.addresses[0])
-
-    def post(self, target: str, key: str | None, **headers: str) -> httpx.Response:
-        proof = {} if key is None else {"Authorization": secret_of_key(key).authorization("POST", self.address, target)}
-        return self.http.post(target, headers={**proof, **headers})
-
-    def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-        self.http.close()
-        self.watch.close()
+from stratolog.ui.serving.operator_key import new_number, operator_link, secret_of_key
+from tests.support.ui.served import SECRET, Served
 
 
 @pytest.fixture(scope="module")
@@ -173,8 +129,44 @@ def test_panels_come_as_events_and_say_what_is_missing(served: Served) -> None:
 
 
 def test_one_page_too_many_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert served.http.get("/number").json()["is_full"] is False
     monkeypatch.setattr(serving, "MAX_VIEWERS", 0)
     assert served.http.get("/events").status_code == 503
+    # A browser does not show the answer's words: the page asks here why.
+    assert served.http.get("/number").json() == {
+        "number": served.server.number, "cluster": "stratolog", "most_pages": 0, "is_full": True,
+    }  # fmt: skip
+
+
+def ended(connection: socket.socket) -> bool:
+    """Read what has come; return whether the server has ended the connection."""
+    try:
+        return not connection.recv(1 << 20)
+    except ConnectionResetError:
+        return True
+
+
+def test_a_page_that_takes_nothing_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "SEND_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(serving, "TICK_S", 0.01)
+    monkeypatch.setattr(serving, "MAX_VIEWERS", 1)
+    monkeypatch.setattr(serving, "panels_of", lambda _: {"grid": "x" * 4_000_000 + new_number()})
+    found = Served(tmp_path)
+    host, _, port = found.address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=10) as slow:
+            slow.sendall(f"GET /events HTTP/1.1\r\nHost: {found.address}\r\n\r\n".encode())
+            assert wait_until(lambda: found.http.get("/number").json()["is_full"], 10)
+            assert wait_until(lambda: not found.http.get("/number").json()["is_full"], 10)
+            assert wait_until(lambda: ended(slow), 10)
+    finally:
+        found.close()
+
+
+def test_sizes_of_a_bucket_that_nobody_lists_are_refused_in_words(served: Served) -> None:
+    answer = served.http.get("/sizes", params={"volume": "v" * 5000, "bucket": "../<b>"})
+    assert answer.status_code == 503
+    assert answer.json()["message"] == f"no node lists the keys of {'v' * 100}/../<b>"
 
 
 def test_a_link_holds_the_key_where_no_server_gets_it() -> None:
