@@ -1,15 +1,16 @@
 """The query that keeps the tables: from the tables' own positions to the log's end, and on.
 
 Spark's checkpoint is thrown away at each start: the tables say where to go on. A kill at any time loses and repeats
-nothing. One process keeps the tables of a directory, by a lock.
+nothing. One process keeps the tables of a directory, by a lock that its Java process holds: that is the one that
+commits, and it may outlive a killed keeper by a moment.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ STOP_SECONDS = 120.0
 POLL_SECONDS = 0.5
 MAX_REASON_CHARACTERS = 2_000
 LOCK_FILE = "lock"
+LOCK_SECONDS = 5.0
 EARLIEST = -2
 """Spark's number for a partition's first offset."""
 
@@ -83,15 +85,21 @@ def table_settings(
 
 
 @contextmanager
-def sole_keeper(root: Path) -> Iterator[None]:
-    """Hold the lock of a directory of tables; raises TablesError if another process has it."""
+def sole_keeper(session: SparkSession, root: Path) -> Iterator[None]:
+    """Hold the lock of a directory of tables; raises TablesError if another process has it for LOCK_SECONDS."""
     root.mkdir(parents=True, exist_ok=True)
-    with (root / LOCK_FILE).open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise TablesError(f"another process keeps the tables in {root}: one is enough") from error
+    jvm = session.sparkContext._jvm
+    file = jvm.java.io.RandomAccessFile(str(root.absolute() / LOCK_FILE), "rw")
+    deadline_s = time.monotonic() + LOCK_SECONDS
+    try:
+        while (lock := file.getChannel().tryLock()) is None:
+            if time.monotonic() >= deadline_s:
+                raise TablesError(f"another process keeps the tables in {root}: one is enough")
+            time.sleep(POLL_SECONDS)
         yield
+        lock.release()
+    finally:
+        file.close()
 
 
 def keep(
@@ -114,7 +122,7 @@ def keep(
             return
         slow_starts = slow_starts + 1 if SLOW_WORKER in failure and not gate.passed else 0
         if not (SLOW_WORKER in failure and slow_starts <= SLOW_STARTS):
-            raise TablesError(failure)
+            raise TablesError(f"the tables in {config.root} are kept no longer: {failure}")
 
 
 def _run(
@@ -129,7 +137,7 @@ def _run(
         try:
             sink(raw, batch_id)
         except LogStopped as error:
-            stopped.append(str(error))
+            stopped.append(f"{error} (if they belong to another cluster's log: move them away)")
             raise
 
     writer = log_stream(session, config, sink.positions).writeStream.queryName("tables").foreachBatch(write)

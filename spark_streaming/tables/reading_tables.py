@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from spark_streaming.tables.core.shard_fold import OPERATIONS
 from spark_streaming.tables.core.versions import Indexes, version_at
@@ -48,7 +48,7 @@ class QueryAnswer:
     """The rows of a query; ``has_more``: there were more than MAX_ROWS."""
 
     columns: tuple[str, ...]
-    rows: list[dict[str, Any]]
+    rows: list[tuple[Any, ...]]
     has_more: bool
 
 
@@ -98,8 +98,14 @@ def answer(session: SparkSession, text: str, limit: int = MAX_ROWS) -> QueryAnsw
         rows = found.limit(limit + 1).collect()
     except PySparkException as error:
         raise QueryRefused(_reason(error)) from error
-    plain = [dict(zip(found.columns, row, strict=True)) for row in rows[:limit]]
-    return QueryAnswer(columns=tuple(found.columns), rows=plain, has_more=len(rows) > limit)
+    twice = sorted({name for name in found.columns if found.columns.count(name) > 1})
+    if twice:
+        raise QueryRefused(
+            f"two columns of the answer are named {', '.join(twice)}: name one of them otherwise, with AS"
+        )
+    return QueryAnswer(
+        columns=tuple(found.columns), rows=[tuple(row) for row in rows[:limit]], has_more=len(rows) > limit
+    )
 
 
 def check_query(session: SparkSession, text: str) -> None:
@@ -132,8 +138,3 @@ def _reason(error: PySparkException) -> str:
     return " ".join(line.strip() for line in lines[: ends[0] if ends and ends[0] else len(lines)] if line.strip())[
         :1000
     ]
-
-
-def read_view(session: SparkSession, name: str) -> DataFrame:
-    """Return one of the views."""
-    return session.table(name)
