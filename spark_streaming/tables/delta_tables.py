@@ -67,7 +67,7 @@ class DeltaTables:
 
     def exists(self, name: str) -> bool:
         """Say whether there is a table of this name."""
-        return (self.folder(name) / "_delta_log").is_dir()
+        return is_table(self.folder(name))
 
     def open(self, definition: TableDefinition) -> None:
         """Make a table, or give one that exists the columns that it lacks."""
@@ -141,6 +141,11 @@ class DeltaTables:
         """Join a table's small files, and delete those that no readable version needs."""
         self._session.sql(f"OPTIMIZE {self.path(name)}").collect()
         self._session.sql(f"VACUUM {self.path(name)}").collect()
+
+
+def is_table(folder: Path) -> bool:
+    """Say whether a directory is a Delta table."""
+    return (folder / "_delta_log").is_dir()
 
 
 def metadata_of(positions: Positions, source: int | None = None) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
@@ -88,7 +89,7 @@ def table_settings(
 def sole_keeper(session: SparkSession, root: Path) -> Iterator[None]:
     """Hold the lock of a directory of tables; raises TablesError if another process has it for LOCK_SECONDS."""
     root.mkdir(parents=True, exist_ok=True)
-    jvm = session.sparkContext._jvm
+    jvm: Any = session.sparkContext._jvm
     file = jvm.java.io.RandomAccessFile(str(root.absolute() / LOCK_FILE), "rw")
     deadline_s = time.monotonic() + LOCK_SECONDS
     try:

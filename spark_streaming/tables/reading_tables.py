@@ -6,7 +6,6 @@ version is taken that holds nothing after them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from pyspark.sql import SparkSession
 from spark_streaming.tables.core.shard_fold import OPERATIONS
 from spark_streaming.tables.core.versions import Indexes, version_at
 from spark_streaming.tables.definitions import TABLES
-from spark_streaming.tables.delta_tables import DeltaTables, HeldCommit
+from spark_streaming.tables.delta_tables import DeltaTables, HeldCommit, is_table
 
 MAX_ROWS = 10_000
 """Most rows of an answer: what is more belongs into a file, or is to be added up."""
@@ -52,25 +51,30 @@ class QueryAnswer:
     has_more: bool
 
 
-def open_views(session: SparkSession, root: Path, wanted: Mapping[int | None, int] | None = None) -> TableViews:
+def open_views(session: SparkSession, root: Path, wanted: Indexes | None = None) -> TableViews:
     """Register each table as a view of its name, as of the newest indexes or of the wanted ones.
 
     Raises NoTables if nothing is that old, or if there is nothing at all.
     """
+    check_tables(root)
     tables = DeltaTables(session, root)
-    if not tables.exists(OPERATIONS):
-        raise NoTables(f"there are no tables in {root}: 'stratolog tables' makes and keeps them")
     commits = {one.name: tables.commits(one.name) for one in TABLES if tables.exists(one.name)}
     held = _named(commits[OPERATIONS], wanted, root)
     indexes = held.as_version().indexes
     for name, found in commits.items():
-        version = version_at([one.as_version() for one in found], dict(indexes))
+        version = version_at([one.as_version() for one in found], indexes)
         tables.read(name, version.version if version is not None else 0).createOrReplaceTempView(name)
     gaps = tuple(gap for _, one in sorted(held.positions.items()) for gap in one.gaps)
     return TableViews(indexes=indexes, gaps=gaps)
 
 
-def _named(commits: list[HeldCommit], wanted: Mapping[int | None, int] | None, root: Path) -> HeldCommit:
+def check_tables(root: Path) -> None:
+    """Raise NoTables if a directory has no tables; needs no Spark."""
+    if not is_table(root / OPERATIONS):
+        raise NoTables(f"there are no tables in {root}: 'stratolog tables' makes and keeps them")
+
+
+def _named(commits: list[HeldCommit], wanted: Indexes | None, root: Path) -> HeldCommit:
     """Return the newest commit of the operations that holds nothing after the wanted indexes."""
     if not commits:
         raise NoTables(f"the tables in {root} are empty yet: 'stratolog tables' fills them")
@@ -114,11 +118,11 @@ def check_query(session: SparkSession, text: str) -> None:
     It guards against slips. Whoever may write the tables' files can do so by other means.
     """
     try:
-        plan = session._jsparkSession.sessionState().sqlParser().parsePlan(text)  # type: ignore[attr-defined]
+        plan = session._jsparkSession.sessionState().sqlParser().parsePlan(text)
     except PySparkException as error:
         raise QueryRefused(_reason(error)) from error
     changing = ("Command", "InsertIntoStatement", "ParsedStatement", "UnaryParsedStatement")
-    jvm = session.sparkContext._jvm
+    jvm: Any = session.sparkContext._jvm
     kinds = [jvm.java.lang.Class.forName(f"{_CATALYST}.{name}") for name in changing]
     for node in _nodes(plan):
         name = node.getClass().getSimpleName()

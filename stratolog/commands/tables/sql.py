@@ -45,22 +45,23 @@ def command(
     """
     settings = settings_of(context)
     from spark_streaming.tables.core.versions import parse_indexes
-    from spark_streaming.tables.reading_tables import NoTables, QueryRefused, answer, open_views
+    from spark_streaming.tables.reading_tables import NoTables, QueryRefused, answer, check_tables, open_views
 
     root = tables_dir(settings, directory)
     try:
         wanted = None if at is None else parse_indexes(at)
     except ValueError as error:
         raise UsageError(f"--at: {error}") from error
-    with interruptible("there is no answer; nothing was changed"), progress(as_json) as report:
-        try:
+    try:
+        check_tables(root)
+        with interruptible("there is no answer; nothing was changed"), progress(as_json) as report:
             report("starting Spark")
             with table_session(settings, memory=memory, is_short=True) as (session, _):
                 report("reading")
                 views = open_views(session, root, wanted)
                 found = answer(session, query)
-        except (NoTables, QueryRefused) as error:
-            raise UserError(str(error)) from error
+    except (NoTables, QueryRefused) as error:
+        raise UserError(str(error)) from error
     _tell_views(views, is_told=at is not None)
     _print(found, as_json=as_json)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -33,6 +34,10 @@ STEPS = 400
 KEY_NAMES = [f"deep/key{n}" for n in range(6)] + ["ключ", "a#b"]
 BUCKETS = ["bucket1", "bucket1", "bucket2"]
 
+InBucket = (
+    m.CreateKey | m.CommitKey | m.DeleteKey | m.RenameKey | m.CreateSnapshot | m.DeleteSnapshot | m.RenameSnapshot
+    | m.CreateBucket | m.DeleteBucket | m.SetBucketProperty
+)  # fmt: skip
 Keys = dict[tuple[str, str, str], tuple[KeyInfo, int]]
 
 
@@ -61,24 +66,25 @@ class Walk:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.world = LateWorld(force=LEADER_MODE)
-        self.asked: dict[int, m.RequestBody] = {}
+        self.asked: dict[int, InBucket] = {}
         self.opened: list[tuple[int, str, str]] = []
         self.world.do(m.CreateVolume(volume="vol1"))
         for bucket in ("bucket1", "bucket2"):
             self.world.do(m.CreateBucket(volume="vol1", bucket=bucket))
 
-    def body(self) -> m.RequestBody:
+    def body(self) -> InBucket:
         pick = self.random.choice
-        place = {"volume": "vol1", "bucket": pick(BUCKETS)}
+        bucket = pick(BUCKETS)
+        place = {"volume": "vol1", "bucket": bucket}
         kind = self.random.choices(
             ["create", "commit", "delete", "rename", "snapshot", "unsnapshot", "resnapshot", "drop", "make", "set"],
             [30, 30, 12, 12, 2, 2, 2, 1, 2, 2],
         )[0]
         if kind == "commit" and self.opened:
-            session, bucket, key = pick(self.opened)
+            session, opened_in, key = pick(self.opened)
             size = self.random.choice([0, 1, 5_000, 70_000])
-            return m.CommitKey(volume="vol1", bucket=bucket, key=key, session_id=session, size=size)
-        bodies: dict[str, m.RequestBody] = {
+            return m.CommitKey(volume="vol1", bucket=opened_in, key=key, session_id=session, size=size)
+        bodies: dict[str, InBucket] = {
             "create": m.CreateKey(**place, key=pick(KEY_NAMES), size=pick([0, 0, 100]), metadata={"a": "b"}),
             "delete": m.DeleteKey(**place, key=pick(KEY_NAMES)),
             "rename": m.RenameKey(**place, from_key=pick(KEY_NAMES), to_key=pick(KEY_NAMES)),
@@ -86,8 +92,8 @@ class Walk:
             "unsnapshot": m.DeleteSnapshot(**place, snapshot=pick(["snap1", "snap2"])),
             "resnapshot": m.RenameSnapshot(**place, snapshot="snap1", to="snap2"),
             "drop": m.DeleteBucket(**place),
-            "make": m.CreateBucket(**place),
-            "set": m.SetBucketProperty(**place, quota_in_namespace=pick([-1, 1000])),
+            "make": m.CreateBucket(volume="vol1", bucket=bucket),
+            "set": m.SetBucketProperty(volume="vol1", bucket=bucket, quota_in_namespace=pick([-1, 1000])),
         }
         return bodies.get(kind) or m.DeleteKey(**place, key=pick(KEY_NAMES))
 
@@ -267,7 +273,7 @@ def test_a_deletion_that_no_known_request_explains_is_told_without_one():
 def test_an_answer_that_cannot_be_decoded_is_told_as_such():
     log = LogBuilder().start()
     result = log.result(request_type="CommitKey")
-    broken = type(result)(**{name: getattr(result, name) for name in type(result).__slots__} | {"response": b"no"})
+    broken = replace(result, response=b"no")
     log.count(log.batch_of([key_row(log, "one")], [broken], 1))
     _, operations = fold_of(log.values)
     assert [(one.answer.status, one.target.key) for one in operations if one.answer] == [("?", "one")]
