@@ -34,6 +34,9 @@ KEPT = "interval 7 days"
 MAX_VERSIONS = 100_000
 """Most versions of a table that are looked at for one of a given index."""
 
+RECENT_VERSIONS = 64
+"""Versions among which the newest commit of ours is looked for first."""
+
 MARK = "stratolog"
 USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
@@ -48,6 +51,19 @@ class HeldCommit(NamedTuple):
     def as_version(self) -> TableVersion:
         """Return the commit as what it holds."""
         return TableVersion(self.version, {shard: one.reading.last_index for shard, one in self.positions.items()})
+
+
+class TableHistory(NamedTuple):
+    """The newest version of a table, and our commits, the newest first. Other versions change no row: they compact."""
+
+    newest: int
+    commits: list[HeldCommit]
+
+    def readable(self, commit: TableVersion | None) -> int:
+        """Return the last version with the rows of a commit: files of those before it may be gone by compaction."""
+        numbers = [one.version for one in self.commits]
+        later = [number for number in numbers if commit is None or number > commit.version]
+        return min(later) - 1 if later else self.newest
 
 
 class DeltaTables:
@@ -94,18 +110,14 @@ class DeltaTables:
 
     def last_commit(self, name: str) -> HeldCommit | None:
         """Return the newest of our commits, None for a table without one."""
-        return next(iter(self.commits(name, 64)), None) or next(iter(self.commits(name)), None)
+        return next(iter(self.history(name, RECENT_VERSIONS).commits or self.history(name).commits), None)
 
-    def commits(self, name: str, limit: int = MAX_VERSIONS) -> list[HeldCommit]:
-        """Return our commits, the newest first, among the last ``limit`` of the table."""
-        rows = self._session.sql(f"DESCRIBE HISTORY {self.path(name)} LIMIT {limit}")
-        found = rows.select("version", "userMetadata").where("userMetadata IS NOT NULL").collect()
-        held = (held_commit(row.version, row.userMetadata) for row in found)
-        return sorted((one for one in held if one is not None), key=lambda one: -one.version)
-
-    def newest_version(self, name: str) -> int:
-        """Return the newest version, ours or not."""
-        return int(self._session.sql(f"DESCRIBE HISTORY {self.path(name)} LIMIT 1").collect()[0].version)
+    def history(self, name: str, limit: int = MAX_VERSIONS) -> TableHistory:
+        """Return the newest version, and our commits among the last ``limit`` versions, the newest first."""
+        listed = self._session.sql(f"DESCRIBE HISTORY {self.path(name)} LIMIT {limit}")
+        rows = sorted(listed.select("version", "userMetadata").collect(), key=lambda row: -row.version)
+        held = (held_commit(row.version, row.userMetadata) for row in rows if row.userMetadata is not None)
+        return TableHistory(rows[0].version, [one for one in held if one is not None])
 
     def append(self, name: str, rows: DataFrame, metadata: str) -> None:
         """Append rows in one commit; without rows it moves the position alone."""

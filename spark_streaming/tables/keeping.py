@@ -57,22 +57,15 @@ class TablesError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablesConfig:
-    """What keeping the tables needs. ``root``: their directory. ``once``: end at the log's present end."""
+    """What keeping the tables needs: ``root`` is their directory, ``once``: end at the log's present end."""
 
     bootstrap_servers: str
     root: Path
-    jars: tuple[Path, ...]
     work_dir: Path
     topic: str = OM_LOG
     once: bool = False
     trigger_ms: int = TRIGGER_MS
     records_per_trigger: int = RECORDS_PER_TRIGGER
-    master: str = "local[2]"
-    driver_memory: str = "1g"
-
-    def spark(self) -> SparkSettings:
-        """Return the session's settings."""
-        return table_settings(self.jars, self.work_dir, master=self.master, driver_memory=self.driver_memory)
 
 
 def table_settings(

@@ -58,12 +58,12 @@ def open_views(session: SparkSession, root: Path, wanted: Indexes | None = None)
     """
     check_tables(root)
     tables = DeltaTables(session, root)
-    commits = {one.name: tables.commits(one.name) for one in TABLES if tables.exists(one.name)}
-    held = _named(commits[OPERATIONS], wanted, root)
+    histories = {one.name: tables.history(one.name) for one in TABLES if tables.exists(one.name)}
+    held = _named(histories[OPERATIONS].commits, wanted, root)
     indexes = held.as_version().indexes
-    for name, found in commits.items():
-        version = version_at([one.as_version() for one in found], indexes)
-        tables.read(name, version.version if version is not None else 0).createOrReplaceTempView(name)
+    for name, history in histories.items():
+        version = version_at([one.as_version() for one in history.commits], indexes)
+        tables.read(name, history.readable(version)).createOrReplaceTempView(name)
     gaps = tuple(gap for _, one in sorted(held.positions.items()) for gap in one.gaps)
     return TableViews(indexes=indexes, gaps=gaps)
 

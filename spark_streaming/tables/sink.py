@@ -120,7 +120,7 @@ class TableSink:
 
     def _update_sizes(self) -> None:
         """Bring the sizes to the keys' newest version: by the keys' change feed, or anew if that is not known."""
-        newest = self._tables.newest_version(KEYS)
+        newest = self._tables.history(KEYS, 1).newest
         metadata = metadata_of(self._positions_with(SIZES), newest)
         source = self._sizes_source
         if source is not None and source < newest:

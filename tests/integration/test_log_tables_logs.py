@@ -44,7 +44,7 @@ tables.open(older)
 metadata = metadata_of({0: FoldedPosition()})
 for n in range(6):
     tables.append(older.name, session.createDataFrame([("v", "b", n, 1)], "volume string, bucket string, below_bytes long, keys long"), metadata)
-before = tables.commits(older.name)
+before = tables.history(older.name).commits
 files = len(tables.read(older.name).inputFiles())
 tables.compact(older.name)
 tables.open(FILE_SIZES)
@@ -54,6 +54,7 @@ print(json.dumps({
     "nulls": frame.where("bytes is null").count(), "commits": len(before),
     "held": tables.last_commit(FILE_SIZES.name).version == before[0].version,
     "older": tables.read(older.name, before[-1].version).count(),
+    "readable": tables.history(FILE_SIZES.name).readable(before[0].as_version()) > before[0].version,
 }))
 """
 
@@ -172,5 +173,5 @@ def test_columns_that_come_later_are_added_and_small_files_are_joined(tmp_path: 
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == {
         "files": [6, 1], "columns": ["volume", "bucket", "below_bytes", "keys", "bytes"], "rows": 6, "nulls": 6,
-        "commits": 6, "held": True, "older": 1,
+        "commits": 6, "held": True, "older": 1, "readable": True,
     }  # fmt: skip

@@ -18,11 +18,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from schemas.codecs.codec import Undecodable, decode, decode_as
+from schemas.codecs.codec import Undecodable, decode_as
 from schemas.column_families import BUCKET_TABLE, KEY_TABLE, OPEN_KEY_TABLE, SNAPSHOT_TABLE, VOLUME_TABLE
 from schemas.records.log import Batch, Delete, Put, Result
 from schemas.records.messages import Response
-from schemas.records.rows import BucketInfo, KeyInfo, SnapshotInfo
+from schemas.records.rows import BucketInfo, KeyInfo, SnapshotInfo, VolumeInfo
 
 OK = "OK"
 DELETING = {
@@ -34,8 +34,13 @@ DELETING = {
 """The kinds of requests that delete one row of a table."""
 
 SNAPSHOT_WRITING = ("CreateSnapshot", "DeleteSnapshot", "RenameSnapshot", "SetSnapshotProperty")
-UPDATED = (VOLUME_TABLE, BUCKET_TABLE, KEY_TABLE, OPEN_KEY_TABLE)
-"""Tables whose rows name the request that wrote them."""
+UPDATED: dict[str, type[VolumeInfo | BucketInfo | KeyInfo]] = {
+    VOLUME_TABLE: VolumeInfo,
+    BUCKET_TABLE: BucketInfo,
+    KEY_TABLE: KeyInfo,
+    OPEN_KEY_TABLE: KeyInfo,
+}
+"""Tables whose rows name the request that wrote them, and what they hold."""
 
 _OF_DELETED_SNAPSHOT = b"/#"
 _UNREADABLE = "?"
@@ -84,7 +89,7 @@ def _answer(result: Result) -> RequestAnswer:
 
 
 def targets_of(batch: Batch, answers: Sequence[RequestAnswer]) -> list[RequestTarget]:
-    """Return what the requests of a batch changed, in the order of its operations."""
+    """Return what the requests of a batch changed, in the order of its operations; raises Undecodable for a row."""
     return _Targets(batch, answers).walk()
 
 
@@ -131,7 +136,7 @@ class _Targets:
             target.snapshot = rest[1]
 
     def _put(self, operation: Put, at: int) -> None:
-        row = decode(operation.value)
+        row = decode_as(UPDATED[operation.cf], operation.value)
         target = self._target(row.update_id)
         target.volume = row.volume
         if isinstance(row, BucketInfo):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from schemas.codecs.codec import Undecodable
 from schemas.records.log import Batch, LogRecord, RequestBatch
 from spark_streaming.records.core.reading import AuditPosition, LogBroken, Ruling, read
 from spark_streaming.tables.core.record_headers import read_record
@@ -65,46 +66,48 @@ class ShardFold:
     begins: Mapping[str, int] = field(default_factory=dict)
     usage: UsageChanges = field(default_factory=UsageChanges)
     stopped: str | None = None
-    records: int = 0
 
-    def take(self, offset: int, value: bytes | None) -> Iterator[EffectiveOperation]:
-        """Read the next record; yield the requests that it makes effective."""
+    def take(self, offset: int, value: bytes | None) -> list[EffectiveOperation]:
+        """Read the next record; return the requests that it makes effective."""
         if self.stopped is not None:
-            return
+            return []
         header, record = read_record(offset, value)
         before = self.position.reading
         try:
             after, ruling = read(before, header)
+            effective = record if ruling is Ruling.COUNTS and isinstance(record, Batch) else None
+            found = [] if effective is None else self._operations(effective, offset, after.leader)
         except LogBroken as broken:
             self.stopped = str(broken)
-            return
+            return []
+        except Undecodable as error:
+            self.stopped = f"offset {offset}: {error}"
+            return []
         self.position = replace(self.position, reading=after)
         if after.base_offset >= 0 > before.base_offset:
             self.position = self.position.with_gap(base_gap(self.shard, after.base_index))
         if ruling is Ruling.COUNTS and record is not None:
-            self.records += 1
-            yield from self._count(record, offset)
+            self._count(record, offset)
+        return found if self._wants(OPERATIONS, offset) or self._wants(KEYS, offset) else []
 
-    def _count(self, record: LogRecord, offset: int) -> Iterator[EffectiveOperation]:
+    def _count(self, record: LogRecord, offset: int) -> None:
         if isinstance(record, RequestBatch):
             self.position = self.position.with_gap(late_gap(self.shard, record.first_index))
-        if not isinstance(record, Batch):
-            return
-        self.usage.take(record, buckets=self._wants(USAGE, offset), growth=self._wants(GROWTH, offset))
-        if self._wants(OPERATIONS, offset) or self._wants(KEYS, offset):
-            yield from self._operations(record, offset)
+        if isinstance(record, Batch):
+            self.usage.take(record, buckets=self._wants(USAGE, offset), growth=self._wants(GROWTH, offset))
 
     def _wants(self, table: str, offset: int) -> bool:
         return offset >= self.begins.get(table, 0)
 
-    def _operations(self, batch: Batch, offset: int) -> Iterator[EffectiveOperation]:
+    def _operations(self, batch: Batch, offset: int, leader: str) -> list[EffectiveOperation]:
         answers = answers_of(batch)
-        leader = self.position.reading.leader
-        for answer, target in paired(answers, targets_of(batch, answers)):
-            yield EffectiveOperation(
+        return [
+            EffectiveOperation(
                 index=target.index, offset=offset, at=target.at, term=batch.term, leader=leader,
                 time_ms=batch.timestamp_ms, answer=answer, target=target,
-            )  # fmt: skip
+            )
+            for answer, target in paired(answers, targets_of(batch, answers))
+        ]  # fmt: skip
 
 
 def paired(

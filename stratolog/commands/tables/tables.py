@@ -72,10 +72,13 @@ def _keep(
 ) -> None:  # fmt: skip
     from spark_streaming.tables.keeping import TablesConfig, check_log, keep, set_aside, sole_keeper
 
-    config = TablesConfig(bootstrap_servers=servers, root=root, jars=(), work_dir=folder, once=once)
+    config = TablesConfig(bootstrap_servers=servers, root=root, work_dir=folder, once=once)
     with sole_keeper(session, root):
-        lost = check_log(config, held_positions(session, root))
-        if lost is not None:
+        held = held_positions(session, root)
+        lost = check_log(config, held)
+        if lost is None:
+            told.note(held)
+        else:
             notes.print(
                 f"{lost}: the log was trimmed meanwhile. The tables are set aside in {set_aside(root)}, and begin anew "
                 "at the log's base", markup=False, highlight=False, soft_wrap=True,
@@ -104,10 +107,14 @@ class ProgressTeller:
         self._operations = 0
         self._indexes: dict[int, int] = {}
 
+    def note(self, positions: Mapping[int, FoldedPosition]) -> None:
+        """Note what the tables hold."""
+        self._indexes = {shard: one.reading.last_index for shard, one in sorted(positions.items())}
+
     def on_written(self, positions: Mapping[int, FoldedPosition], operations: int) -> None:
         """Note a micro-batch that has been written."""
         self._operations += operations
-        self._indexes = {shard: one.reading.last_index for shard, one in sorted(positions.items())}
+        self.note(positions)
         if time.monotonic() - self._said_at_s >= SAY_S:
             self._said_at_s = time.monotonic()
             if self._as_json:
@@ -128,4 +135,4 @@ class ProgressTeller:
 
     def _words(self) -> str:
         shown = ",".join(f"{shard}:{index}" for shard, index in self._indexes.items())
-        return f"as of index {shown}; {self._operations} operations written" if shown else "nothing new in the log"
+        return f"as of index {shown}; {self._operations} operations written" if shown else "the log is empty"

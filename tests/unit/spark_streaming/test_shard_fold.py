@@ -301,6 +301,18 @@ def test_a_record_that_is_unknown_stops_the_fold(value: bytes | None):
     assert fold.position.reading.next_offset == 2
 
 
+@pytest.mark.parametrize("value", [b"no row", encode(m.Requests(requests=[]))])
+def test_a_row_that_cannot_be_decoded_stops_the_fold_before_its_batch(value: bytes):
+    log = LogBuilder().start()
+    log.batch(key_row(log, "one"))
+    log.batch(log.merge(b"/v/b/#usedBytes", 3), log.put(KEY_TABLE, b"/v/b/two", value))
+    fold, operations = fold_of(log.values)
+    assert [one.target.key for one in operations] == ["one"]
+    assert fold.stopped is not None
+    assert fold.stopped.startswith("offset 3: ")
+    assert (fold.position.reading.next_offset, fold.usage.buckets) == (3, {})
+
+
 def test_a_trimmed_log_is_folded_from_its_base_on_and_the_gap_is_told():
     log = LogBuilder().start()
     log.batch(key_row(log, "before"))

@@ -12,7 +12,7 @@ from schemas.column_families import KEY_TABLE, USAGE_TABLE
 from spark_streaming.tables.core.shard_fold import KEYS, USAGE, FoldedPosition
 from spark_streaming.tables.core.versions import TableVersion, is_within, parse_indexes, version_at
 from spark_streaming.tables.definitions import TABLES
-from spark_streaming.tables.delta_tables import held_commit, metadata_of
+from spark_streaming.tables.delta_tables import HeldCommit, TableHistory, held_commit, metadata_of
 from spark_streaming.tables.folding import (
     FOLDED,
     GROWTH_ROW,
@@ -103,6 +103,14 @@ def test_a_version_holds_nothing_after_the_wanted_indexes(at: str, version: int 
     found = version_at(VERSIONS, parse_indexes(at))
     assert (found and found.version) == version
     assert found is None or is_within(found.indexes, parse_indexes(at))
+
+
+def test_a_commits_rows_are_read_at_the_last_version_that_has_them():
+    commits = [HeldCommit(version, {}, None) for version in (7, 4, 1)]
+    history = TableHistory(9, commits)
+    assert [history.readable(one.as_version()) for one in commits] == [9, 6, 3]
+    assert history.readable(None) == 0
+    assert TableHistory(2, []).readable(None) == 2
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "0:", ":1", "1:2:3", "0:1,", "1,0:2", "٣"])
