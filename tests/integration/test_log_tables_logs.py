@@ -175,3 +175,15 @@ def test_columns_that_come_later_are_added_and_small_files_are_joined(tmp_path: 
         "files": [6, 1], "columns": ["volume", "bucket", "below_bytes", "keys", "bytes"], "rows": 6, "nulls": 6,
         "commits": 6, "held": True, "older": 1, "readable": True,
     }  # fmt: skip
+
+
+def test_a_crash_after_any_commit_leaves_every_row_once(tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.audit.table_crashes", str(tmp_path)],
+        capture_output=True, text=True, timeout=2 * RUN_S, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["differing"] == {str(crash): [] for crash in range(1, 6)}
+    assert min(found["rows"].values()) > 0, found
+    assert found["rows"]["effective_operations"] > 100
