@@ -1,4 +1,6 @@
-"""Change data capture: each change of a key since the last run, as a line of JSON. Keep tables first: ``stratolog tables``.
+"""Change data capture: each change of a key since the last run, as a line of JSON.
+
+Keep tables first: ``stratolog tables``. Then:
 
 python examples/tables/change_data_capture.py TABLES STATE
 
