@@ -4,6 +4,8 @@
 FROM maven:3.9.9-eclipse-temurin-17 AS jars
 COPY stratolog/local/poms/spark.xml /poms/pom.xml
 RUN mvn -B -q -f /poms/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=/jars
+COPY stratolog/local/poms/delta.xml /poms/delta.xml
+RUN mvn -B -q -f /poms/delta.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=/delta-jars
 
 FROM python:3.11.13-slim-bookworm
 RUN apt-get update \
@@ -26,6 +28,7 @@ RUN apt-get update \
     && apt-get purge -y --auto-remove gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=jars /jars /var/cache/stratolog/jars/spark-4.0.0
+COPY --from=jars /delta-jars /var/cache/stratolog/jars/delta-4.0.0
 # Spark's own scripts, for the standalone master and worker.
 RUN ln -s "$(python -c 'from importlib.util import find_spec as f; print(f("pyspark").submodule_search_locations[0])')" /opt/spark
 RUN useradd --uid 10001 --create-home stratolog && mkdir -p /data /run/stratolog && chown stratolog: /data /run/stratolog

@@ -24,7 +24,8 @@ from stratolog.local.state import OTHER_DIR
 
 COMMANDS = {
     "demo": "demo", "up": "stack", "down": "stack", "status": "stack", "ingest": "ingest", "sh": "sh.group",
-    "audit": "audit", "ui": "dashboard.ui", "bench": "bench", "debug": "debug", "admin": "admin.group",
+    "audit": "audit", "tables": "tables.tables", "sql": "tables.sql", "ui": "dashboard.ui", "bench": "bench",
+    "debug": "debug", "admin": "admin.group",
     "backup": "backups.backup", "restore": "backups.restore", "drill": "drill", "node": "node", "datanode": "datanode",
     "topics": "topics", "jars": "jars", "alerts": "observing.alerts",
 }  # fmt: skip

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -49,7 +50,7 @@ class SparkSettings:
     commons-pool2. ``shuffle_partitions``: the stateful operator's parallelism; a query keeps the number that it
     started with. ``driver_memory`` in Java's notation. ``driver_host``: name by which the executors of
     another machine reach this process, which then listens on all addresses. ``empty_batches``: whether a query with
-    timers runs a micro-batch at every trigger, though nothing is new.
+    timers runs a micro-batch at every trigger, though nothing is new. ``more``: further settings of Spark's own names.
     """
 
     jars: tuple[Path, ...]
@@ -61,6 +62,7 @@ class SparkSettings:
     driver_host: str = LOOPBACK
     empty_batches: bool = True
     log_level: str = LOG_LEVEL
+    more: Mapping[str, str] = field(default_factory=dict)
 
 
 def build_session(settings: SparkSettings) -> SparkSession:
@@ -114,4 +116,5 @@ def _configuration(settings: SparkSettings, work_dir: Path, temporary: Path) -> 
         "spark.sql.streaming.stopTimeout": "30000",
         "spark.sql.streaming.metricsEnabled": "false",
         "spark.sql.streaming.noDataMicroBatches.enabled": str(settings.empty_batches).lower(),
+        **settings.more,
     }

@@ -40,7 +40,7 @@ def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[O
             bootstrap_servers=settings.bootstrap_servers, work_dir=folder, jars=tuple(spark_jars(settings.cache_dir))
         )
         # Spark prints warnings when it starts, and leaves a folder in its working directory.
-        with _stderr_to(folder / "spark.log"), chdir(folder):
+        with stderr_to(folder / "spark.log"), chdir(folder):
             session = build_session(config.spark())
         log = OBJECT_MANAGER
         source = sources.KafkaSource(bootstrap_servers=config.bootstrap_servers, topics={log.topic: log.name})
@@ -81,7 +81,7 @@ def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[O
 
 
 @contextmanager
-def _stderr_to(log: Path) -> Iterator[None]:
+def stderr_to(log: Path) -> Iterator[None]:
     """Send the standard error of processes that are started meanwhile to a file."""
     sys.stderr.flush()
     saved = os.dup(2)

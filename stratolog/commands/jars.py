@@ -1,4 +1,4 @@
-"""``stratolog jars fetch``: the jars of the broker and of Spark's connectors, once."""
+"""``stratolog jars fetch``: the jars of the broker, of Spark's connectors and of Delta, once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from stratolog.commands.common.invocation import JsonOption, settings_of
 from stratolog.commands.common.output import console, print_json, progress
 from stratolog.commands.common.waiting import interruptible
 from stratolog.errors import Unavailable
-from stratolog.local.jars import kafka_jars, spark_jars
+from stratolog.local.jars import delta_jars, kafka_jars, spark_jars
 from stratolog.local.kafka import make_class_archive
 
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(no_args_is_help=True, help="The jars of Kafka and of Spark's connectors.")
+    group = typer.Typer(no_args_is_help=True, help="The jars of Kafka, of Spark's connectors and of Delta.")
     group.command("fetch")(fetch)
     app.add_typer(group, name="jars")
 
@@ -34,7 +34,10 @@ def fetch(context: typer.Context, *, as_json: JsonOption = False) -> None:
             make_class_archive(kafka)
         report("jars of Spark's connectors")
         spark = spark_jars(settings.cache_dir)
+        report("jars of Delta, for tables of the log")
+        delta = delta_jars(settings.cache_dir)
     if as_json:
-        print_json({"kafka": str(kafka), "spark": [str(jar) for jar in spark]})
+        print_json({"kafka": str(kafka), "spark": [str(jar) for jar in spark], "delta": [str(jar) for jar in delta]})
     else:
-        console.print(f"Kafka: {kafka}", f"Spark: {spark[0].parent}", sep="\n", highlight=False, soft_wrap=True)
+        folders = (f"Kafka: {kafka}", f"Spark: {spark[0].parent}", f"Delta: {delta[0].parent}")
+        console.print(*folders, sep="\n", highlight=False, soft_wrap=True)

@@ -23,7 +23,8 @@ from stratolog.errors import Unavailable, UsageError, UserError
 
 KAFKA_VERSION = "4.3.1"
 SPARK_VERSION = "4.0.0"
-"""Both are the versions that ``poms/*.xml`` name; a test holds them equal."""
+DELTA_VERSION = "4.0.0"
+"""All are the versions that ``poms/*.xml`` name; a test holds them equal."""
 
 CACHE_DIR_VARIABLE = "STRATOLOG_CACHE_DIR"
 FETCH_TIMEOUT_S = 600
@@ -46,6 +47,11 @@ def kafka_jars(cache_dir: Path | None = None) -> Path:
 def spark_jars(cache_dir: Path | None = None) -> list[Path]:
     """Return Spark's connector jars for ``spark.jars``, fetching them if need be; raises as :func:`fetch` does."""
     return sorted(fetch("spark", SPARK_VERSION, cache_dir).glob("*.jar"))
+
+
+def delta_jars(cache_dir: Path | None = None) -> list[Path]:
+    """Return Delta's jars for ``spark.jars``, fetching them if need be; raises as :func:`fetch` does."""
+    return sorted(fetch("delta", DELTA_VERSION, cache_dir).glob("*.jar"))
 
 
 def fetch(name: str, version: str, cache_dir: Path | None = None) -> Path:

@@ -176,7 +176,12 @@ def test_the_wheel_has_one_package_and_says_so(wheel: Path) -> None:
     assert info.startswith("stratolog-")
     assert info.endswith(".dist-info")
     assert told == ["stratolog"]
-    assert {"stratolog/py.typed", "stratolog/schemas/native.pyi", "stratolog/local/poms/spark.xml"} <= set(names)
+    assert {
+        "stratolog/py.typed",
+        "stratolog/schemas/native.pyi",
+        "stratolog/local/poms/spark.xml",
+        "stratolog/local/poms/delta.xml",
+    } <= set(names)
     assert {f"stratolog/{name}/__init__.py" for name in OURS} <= set(names)
     assert {f"stratolog/{path.relative_to(ROOT)}" for path in (ROOT / "schemas").rglob("*.avsc")} <= set(names)
     assert not [name for name in names if "build_tools" in name or "/tests/" in name]

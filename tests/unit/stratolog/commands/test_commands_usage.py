@@ -21,7 +21,7 @@ SHELL = [
 COMMANDS = [
     *SHELL, ("ingest",), ("demo",), ("bench",), ("audit",), ("debug", "log"), ("debug", "digest"),
     *(("drill", name) for name in ("list", *DRILLS)), ("admin", "digest-base"), ("admin", "rebuild"), ("admin", "stop-node"), ("admin", "start-node"),
-    ("admin", "mode"), ("backup",), ("restore",),
+    ("admin", "mode"), ("backup",), ("restore",), ("tables",), ("sql",),
 ]  # fmt: skip
 
 
@@ -113,6 +113,8 @@ def test_wrong_usage(arguments: tuple[str, ...], words: str, stratolog: CliRunne
         (("sh", "volume", "list", "--node", "om7"), "no node 'om7'"),
         (("backup", "b", "--list", "--verify"), "--list, --verify and --prune exclude each other"),
         (("backup", "b", "--blocks", "some"), "--blocks 'some': it is one of none, reference, whole"),
+        (("sql", "SELECT 1", "--at", "now"), "--at: 'now' is no index and no SHARD:INDEX"),
+        (("sql", "SELECT 1", "--at", "7,1:3"), "names an index of all shards beside others"),
         (("restore", "b", "--at", "2026-11-23", "--to-end"), "--until-index, --at and --to-end exclude each other"),
         (("restore", "b", "--node", "om1"), "--node needs --no-start"),
         (("restore", "b", "--no-start", "--datanodes", "3"), "--datanodes needs a new local stack"),
@@ -128,13 +130,19 @@ def test_wrong_values(arguments: tuple[str, ...], words: str, stratolog: CliRunn
     "arguments",
     [
         ("sh", "volume", "list"), ("sh", "volume", "create", "/v"), ("sh", "key", "info", "/v/b/k"), ("ingest", "."),
-        ("bench",), ("admin", "rebuild", "om1", "0"), ("admin", "stop-node", "om1"), ("admin", "start-node", "om1"),
+        ("bench",), ("tables",), ("admin", "rebuild", "om1", "0"), ("admin", "stop-node", "om1"), ("admin", "start-node", "om1"),
     ],
 )  # fmt: skip
 def test_without_a_stack_every_command_says_so_at_once(arguments: tuple[str, ...], stratolog: CliRunner) -> None:
     error = stratolog.invoke(build_app(), arguments).exception
     assert isinstance(error, Unavailable)
     assert "start one with 'stratolog up'" in str(error)
+
+
+def test_a_query_without_tables_says_at_once_what_makes_them(stratolog: CliRunner, tmp_path: Path) -> None:
+    error = stratolog.invoke(build_app(), ["sql", "SELECT 1"]).exception
+    assert isinstance(error, UserError)
+    assert str(error) == f"there are no tables in {tmp_path}/.stratolog/tables: 'stratolog tables' makes and keeps them"
 
 
 def test_nothing_is_rebuilt_without_knowing_the_stack(stratolog: CliRunner, tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ def test_the_versions_are_those_of_the_poms() -> None:
         r"<groupId>org.apache.spark</groupId>\s+<artifactId>.*\s+<version>(.*)</version>", pom("spark")
     )
     assert versions == [jars.SPARK_VERSION] * 3
+    assert re.findall(r"<groupId>io.delta</groupId>\s+<artifactId>.*\s+<version>(.*)</version>", pom("delta")) == [
+        jars.DELTA_VERSION, jars.DELTA_VERSION
+    ]  # fmt: skip
 
 
 def test_the_python_side_of_spark_has_the_same_version() -> None:
@@ -49,6 +52,8 @@ def test_spark_jars_are_listed_in_order(tmp_path: Path) -> None:
     for name in ("b.jar", "a.jar", "notes.txt"):
         (folder / name).touch()
     assert jars.spark_jars(tmp_path) == [folder / "a.jar", folder / "b.jar"]
+    folder.rename(folder.with_name(f"delta-{jars.DELTA_VERSION}"))
+    assert [jar.name for jar in jars.delta_jars(tmp_path)] == ["a.jar", "b.jar"]
 
 
 def test_the_cache_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
