@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ class AuditConfig:
     only if their topics exist. ``trigger_ms``: pause between micro-batches. ``require_blocks``: for the batch job,
     whether all members of a pipeline must have reported equal stored bytes. ``windows``: also count windows of
     throughput, for ``stats_topic``. ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been
-    trimmed away.
+    trimmed away. ``addresses``: by the name of a log, ``host:port`` of the HTTP servers of its nodes; where a replica
+    is ``diverged`` they are asked which keys differ.
     """
 
     bootstrap_servers: str
@@ -54,6 +55,7 @@ class AuditConfig:
     windows_trigger_ms: int = 10_000
     stats_topic: str = OM_STATS
     cluster: str = ""
+    addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -106,11 +108,11 @@ _POSITIVE = ("report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_
 
 def config_from(values: Mapping[str, Any]) -> AuditConfig:
     """Return a configuration from plain values; raises ValueError naming what is unknown, missing or wrong."""
-    known = {field.name: field for field in fields(AuditConfig)}
+    known = {one.name: one for one in fields(AuditConfig)}
     unknown = sorted(set(values) - set(known))
     if unknown:
         raise ValueError(f"unknown settings: {', '.join(unknown)}")
-    missing = [n for n, f in known.items() if f.default is MISSING and n not in values]
+    missing = [n for n, f in known.items() if f.default is f.default_factory is MISSING and n not in values]
     if missing:
         raise ValueError(f"missing settings: {', '.join(missing)}")
     typed = dict(values)
@@ -122,12 +124,26 @@ def config_from(values: Mapping[str, Any]) -> AuditConfig:
         typed["logs"] = tuple(map(_audited_log, typed["logs"]))
     if not typed.get("logs", KNOWN_LOGS):
         raise ValueError("logs must name at least one log")
+    _check_addresses(typed.get("addresses", {}))
     config = AuditConfig(**typed)
     for name in _POSITIVE:
         value = getattr(config, name)
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a positive integer, not {value!r}")
     return config
+
+
+def _check_addresses(values: Any) -> None:
+    """Raises ValueError naming what is no map of nodes to addresses."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"addresses must be an object, not {values!r}")
+    for log, nodes in values.items():
+        if not isinstance(nodes, Mapping):
+            raise ValueError(f"addresses of {log} must be an object, not {nodes!r}")
+        for node, address in nodes.items():
+            host, _, port = str(address).rpartition(":")
+            if not (isinstance(address, str) and host and port.isdecimal()):
+                raise ValueError(f"addresses: {address!r} of {node} is no host:port")
 
 
 def _audited_log(values: Mapping[str, Any]) -> AuditedLog:

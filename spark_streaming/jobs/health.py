@@ -46,14 +46,29 @@ class JobHealth:
 
     def on_written(self, batch_id: int, verdicts: list[Verdict]) -> None:
         """Note a micro-batch that has been written."""
+        self._note(verdicts)
+        self.update(status="running", batch_id=batch_id)
+
+    def on_named(self, verdict: Verdict) -> None:
+        """Note a verdict whose keys have been named, unless a later one has been given."""
+        with self._lock:
+            known = self._state["verdicts"].get(_subject(verdict))
+        if known is not None and known["barrier_offset"] <= verdict.barrier_offset:
+            self._note([verdict])
+            self.update()
+
+    def _note(self, verdicts: list[Verdict]) -> None:
         with self._lock:
             latest: dict[str, Any] = self._state["verdicts"]
             for verdict in verdicts:
-                log = "" if verdict.log == OM_LOG else f"{verdict.log}/"
-                latest[f"{log}{verdict.shard}/{verdict.node}/{verdict.basis}"] = brief(verdict)
+                latest[_subject(verdict)] = brief(verdict)
             while len(latest) > MAX_VERDICTS:
                 latest.pop(next(iter(latest)))
-        self.update(status="running", batch_id=batch_id)
+
+
+def _subject(verdict: Verdict) -> str:
+    log = "" if verdict.log == OM_LOG else f"{verdict.log}/"
+    return f"{log}{verdict.shard}/{verdict.node}/{verdict.basis}"
 
 
 def brief(verdict: Verdict) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG
 from spark_streaming.records.batch_gate import BatchGate
 from spark_streaming.records.sender import Sender
-from spark_streaming.verdicts.audit import BARRIER_ROW, VERDICT_ROW
+from spark_streaming.verdicts.audit import BARRIER_ROW, VERDICT_ROW, verdict_value
 from spark_streaming.verdicts.batch_files import BatchFiles
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.shard_state import LogBarrier
@@ -34,7 +34,8 @@ class FindingSink:
     """Writes the findings of micro-batches; call it from ``foreachBatch``. For one thread.
 
     ``topic``: None writes nothing to Kafka. ``on_written`` is called with each micro-batch's number, verdicts and
-    barriers after they are written. Raises GateClosed if ``gate`` is closed.
+    barriers after they are written. ``complete`` may add to a verdict before it is written. Raises GateClosed if
+    ``gate`` is closed.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class FindingSink:
         output_dir: Path | None,
         on_written: Callable[[int, list[Verdict], list[LogBarrier]], None],
         gate: BatchGate | None = None,
+        complete: Callable[[Verdict], Verdict] = lambda verdict: verdict,
     ) -> None:
+        self._complete = complete
         self._sender = None if topic is None else Sender(bootstrap_servers, topic)
         self._verdicts = None if output_dir is None else BatchFiles(output_dir / "verdicts", VERDICTS)
         self._barriers = None if output_dir is None else BatchFiles(output_dir / "barriers", BARRIERS)
@@ -58,15 +61,19 @@ class FindingSink:
             self._write(findings.collect(), batch_id)
 
     def _write(self, rows: Sequence[Row], batch_id: int) -> None:
-        found = [row for row in rows if row.finding == VERDICT_ROW]
         barriers = [_barrier(row) for row in rows if row.finding == BARRIER_ROW]
+        verdicts = [self._complete(decode_as(Verdict, bytes(row.value))) for row in rows if row.finding == VERDICT_ROW]
         if self._sender is not None:
-            self._sender.send([(verdict_key(row.log, row.shard), bytes(row.value)) for row in found])
-        verdicts = [decode_as(Verdict, bytes(row.value)) for row in found]
+            self._sender.send(list(map(verdict_record, verdicts)))
         if self._verdicts is not None and self._barriers is not None:
             self._verdicts.write(batch_id, list(map(asdict, verdicts)))
             self._barriers.write(batch_id, list(map(barrier_fields, barriers)))
         self._on_written(batch_id, verdicts, barriers)
+
+
+def verdict_record(verdict: Verdict) -> tuple[bytes, bytes]:
+    """Return key and value of a verdict's record."""
+    return verdict_key(verdict.log, verdict.shard), verdict_value(verdict)
 
 
 def verdict_key(log: str, shard: int) -> bytes:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from schemas.topics import DN_LOG, OM_LOG
 from stratolog.configuration.loading import CONFIG_VARIABLE, without_variables
 from stratolog.configuration.settings import Settings
 from stratolog.local.jars import spark_jars
@@ -64,6 +65,10 @@ def audit_command(settings: Settings) -> list[str]:
         "work_dir": str(folder),
         "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
         "cluster": settings.cluster,
+        "addresses": {
+            OM_LOG: {node.name: node.address for node in settings.nodes},
+            DN_LOG: {datanode.name: datanode.http_address for datanode in settings.datanodes},
+        },
     }
     path = folder / "audit.json"
     path.write_text(json.dumps(config, indent=2) + "\n")

@@ -152,6 +152,12 @@ def test_the_audits_configuration_is_one() -> None:
     config = config_from(json.loads(found.group(1)))
     assert config.jars_dir == Path(f"/var/cache/stratolog/jars/spark-{SPARK_VERSION}")
     assert str(config.health_file) == SERVICES["audit"]["healthcheck"]["test"][-1]
+    nodes = SERVICES["audit"]["environment"]["STRATOLOG_NODES"].split(",")
+    assert config.addresses["om.log"] == dict(node.split("=") for node in nodes)
+    datanodes = (one.split("=") for one in SERVICES["audit"]["environment"]["STRATOLOG_DATANODES"].split(","))
+    assert config.addresses["dn.log"] == {
+        name: f"{place.split(':')[0]}:{place.split(':')[2]}" for name, place in datanodes
+    }
 
 
 def test_the_image_holds_all_packages_and_the_jars_where_they_are_looked_for() -> None:

@@ -17,10 +17,12 @@ from pyspark.errors import StreamingQueryException
 from schemas.records.messages import Verdict
 from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.configuration.audit_config import AuditConfig
-from spark_streaming.jobs import audit_batch, audit_stream, health, wake_ups
-from spark_streaming.jobs.audit_stream import MAX_REASON_CHARACTERS, AuditTooOld, Reporter, RunningQueries
+from spark_streaming.jobs import audit_batch, audit_stream, health, running_queries, wake_ups
+from spark_streaming.jobs.audit_stream import AuditTooOld, Reporter
 from spark_streaming.jobs.health import JobHealth
+from spark_streaming.jobs.running_queries import MAX_REASON_CHARACTERS, QueriesEnd, RunningQueries
 from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
+from spark_streaming.records import batch_gate
 from spark_streaming.records.batch_gate import BatchGate, GateClosed
 
 EQUAL = Verdict(
@@ -129,29 +131,34 @@ class Session:
         self.levels.append(level)
 
 
-def run(path: Path, *queries: Query, rounds: int = 99, gate: BatchGate | None = None) -> str | None:
+def run(path: Path, *queries: Query, rounds: int = 99, gate: BatchGate | None = None) -> tuple[QueriesEnd, str | None]:
     """Run until the queries end, or a signal comes after so many rounds; every query is stopped."""
     asked = iter([False] * rounds + [True])
     session: Any = Session()
     some: Any = list(queries)
     wakes = WakeUps([10**6])
-    found = RunningQueries(session, some, JobHealth(path), gate or BatchGate(), wakes).run(lambda: next(asked))
+    job = RunningQueries(session, some, JobHealth(path), gate or BatchGate(), wakes)
+    found = job.run(lambda: next(asked))
     assert [query.is_stopped for query in queries] == [True] * len(queries)
     assert session.levels == ["OFF", "ERROR"], "a stop is no error for Spark to log"
-    return found
+    return found, job.failure
+
+
+ENDED = (QueriesEnd.ENDED, None)
 
 
 def test_a_signal_ends_the_queries(path: Path):
-    assert run(path, Query([False] * 2), Query([False] * 2), rounds=2) is None
+    assert run(path, Query([False] * 2), Query([False] * 2), rounds=2) == ENDED
 
 
 def test_a_query_that_ends_by_itself_ends_the_others(path: Path):
-    assert run(path, Query([False, False]), Query([False, True])) is None
+    assert run(path, Query([False, False]), Query([False, True])) == ENDED
 
 
 def test_why_a_query_has_failed(path: Path):
     failure = StreamingQueryException("lost offsets " + "plan " * 10_000)
-    reason = run(path, Query([False]), Query([failure]))
+    end, reason = run(path, Query([False]), Query([failure]))
+    assert end is QueriesEnd.FAILED
     assert reason is not None
     assert "lost offsets" in reason
     assert len(reason) == MAX_REASON_CHARACTERS
@@ -174,7 +181,7 @@ def test_a_stop_waits_for_the_micro_batch_that_is_being_written(path: Path):
     writer = threading.Thread(target=write)
     writer.start()
     assert inside.wait(5)
-    assert run(path, query, rounds=1, gate=gate) is None
+    assert run(path, query, rounds=1, gate=gate) == ENDED
     writer.join()
     assert written == [False]
     assert query.triggers == [], "and until Spark has noted the micro-batch as done"
@@ -271,8 +278,89 @@ def test_wake_ups_go_to_the_topic_of_windows(path: Path, monkeypatch: pytest.Mon
     asked = iter([False, False, False, True])
     monkeypatch.setattr(wake_ups, "MARGIN_S", 0.0)
     wakes = WakeUps([0])
-    assert RunningQueries(session, some, JobHealth(path), BatchGate(), wakes, stats).run(lambda: next(asked)) is None
+    wakes.note(0.0)
+    job = RunningQueries(session, some, JobHealth(path), BatchGate(), wakes, stats)
+    assert job.run(lambda: next(asked)) is QueriesEnd.ENDED
     assert sent == [[WAKE_UP]]
+
+
+def quiet_run(path: Path, *queries: Query) -> QueriesEnd:
+    """Run with a topic of windows until the queries are put to sleep, or for three rounds."""
+    session: Any = Session()
+    some: Any = list(queries)
+    asked = iter([False] * 3 + [True])
+    stats: Any = SimpleNamespace(send=lambda _: None)
+    job = RunningQueries(session, some, JobHealth(path), BatchGate(), WakeUps([]), stats)
+    return job.run(lambda: next(asked))
+
+
+LOOKED = {"sources": []}
+
+
+def test_quiet_queries_are_put_to_sleep(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(running_queries, "QUIET_SECONDS", 0.0)
+    query = Query([False], lastProgress=LOOKED)
+    assert quiet_run(path, query) is QueriesEnd.QUIET
+    assert query.is_stopped
+
+
+@pytest.mark.parametrize(
+    "busy", [Query([False] * 3), Query([False] * 3, lastProgress=LOOKED, triggers=[True] * 3)], ids=["new", "busy"]
+)
+def test_queries_that_have_not_looked_or_are_at_work_are_not_quiet(
+    path: Path, monkeypatch: pytest.MonkeyPatch, busy: Query
+):
+    """On a busy machine a start may take longer than the quiet that is waited for."""
+    monkeypatch.setattr(running_queries, "QUIET_SECONDS", 0.0)
+    assert quiet_run(path, Query([False] * 3, lastProgress=LOOKED), busy) is QueriesEnd.ENDED
+
+
+def test_a_gate_is_quiet_since_its_last_micro_batch(monkeypatch: pytest.MonkeyPatch):
+    now = [100.0]
+    monkeypatch.setattr(batch_gate.time, "monotonic", lambda: now[0])
+    gate = BatchGate()
+    now[0] = 130.0
+    assert gate.quiet_s() == 30.0
+    with gate.passing():
+        now[0] = 190.0
+        assert gate.quiet_s() == 0.0
+    assert gate.quiet_s() == 0.0
+    now[0] = 200.0
+    assert gate.quiet_s() == 10.0
+    gate.note()
+    assert gate.quiet_s() == 0.0
+
+
+def test_a_sleeping_audit_is_started_again_by_news_or_a_wake_up_and_ended_by_a_signal(
+    config: AuditConfig, monkeypatch: pytest.MonkeyPatch
+):
+    runs = Runs([], trimmed=[False])
+    runs.install(monkeypatch)
+    seen: list[float] = []
+
+    class Told(SimpleNamespace):
+        def __enter__(self) -> Told:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def has_come(self, timeout_s: float) -> bool:
+            seen.append(timeout_s)
+            return len(seen) == 3
+
+    job = JobHealth(config.health_file)
+    monkeypatch.setattr(audit_stream, "News", lambda *_: Told())
+    asleep = WakeUps([10**6])
+    asleep.note(time.monotonic())
+    audit_stream.await_news(config, asleep, job, lambda: False)
+    assert seen == [running_queries.POLL_SECONDS] * 3
+    due = WakeUps([-2000])
+    due.note(time.monotonic())
+    audit_stream.await_news(config, due, job, lambda: False)
+    audit_stream.await_news(config, asleep, job, lambda: True)
+    assert len(seen) == 3
+    assert due.is_due(time.monotonic()), "the queries that are started now are still to be woken"
 
 
 # What newer software wrote.
