@@ -139,9 +139,7 @@ class Bench:
             micro_batches=running.health().get("batch_id", 0) - (batch or 0),
         )  # fmt: skip
 
-    def _first_verdicts(
-        self, running: AuditProcess, topics: Topics, logs: list[LoadedLog], verdicts: Verdicts
-    ) -> None:
+    def _first_verdicts(self, running: AuditProcess, topics: Topics, logs: list[LoadedLog], verdicts: Verdicts) -> None:
         for log in logs:
             log.write(KEYS_A_BATCH)
             _, reports = log.reported_barrier()

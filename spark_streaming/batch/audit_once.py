@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_streaming.batch import oracle
@@ -23,7 +24,7 @@ from spark_streaming.batch.core.stored_bytes import no_blocks
 from spark_streaming.batch.log_view import LogView, open_view
 from spark_streaming.configuration.audit_config import AuditConfig
 from spark_streaming.records.logs import existing
-from spark_streaming.verdicts.query import start
+from spark_streaming.verdicts.query import SLOW_STARTS, SLOW_WORKER, start
 from spark_streaming.verdicts.sinks import FindingSink
 
 PAUSE_SECONDS = 0.5
@@ -41,7 +42,7 @@ def audit_once(session: SparkSession, config: AuditConfig) -> Json:
     )
     views: list[LogView] = []
     try:
-        start(session, once, sink, once=True).awaitTermination()
+        _read_on(session, once, sink)
         gathered.fixed = True
         views += [open_view(session, config.bootstrap_servers, log) for log in once.logs]
         gathered.replicas = {
@@ -50,7 +51,7 @@ def audit_once(session: SparkSession, config: AuditConfig) -> Json:
         deadline = time.monotonic() + config.report_timeout_ms / 1000
         while not gathered.is_settled() and time.monotonic() < deadline:
             time.sleep(PAUSE_SECONDS)
-            start(session, once, sink, once=True).awaitTermination()
+            _read_on(session, once, sink)
         results = {view.log.name: _log_results(session, config, view, gathered) for view in views}
     finally:
         for view in views:
@@ -62,6 +63,18 @@ def audit_once(session: SparkSession, config: AuditConfig) -> Json:
         shards_wanted=any(view.log.every_partition for view in views),
         blocks_required=config.require_blocks,
     )
+
+
+def _read_on(session: SparkSession, config: AuditConfig, sink: FindingSink) -> None:
+    """Audit to the topics' current end; on a busy machine Spark's Python may start too slowly, and is started again."""
+    for slow_starts in range(SLOW_STARTS + 1):
+        try:
+            start(session, config, sink, once=True).awaitTermination()
+        except StreamingQueryException as error:
+            if SLOW_WORKER not in str(error) or slow_starts == SLOW_STARTS:
+                raise
+        else:
+            return
 
 
 def _log_results(session: SparkSession, config: AuditConfig, view: LogView, gathered: GatheredVerdicts) -> list[Json]:

@@ -30,7 +30,7 @@ class AuditConfig:
     ``logs``: the logs to audit, in JSON a list of objects with the fields of AuditedLog; all but the first are audited
     only if their topics exist. ``trigger_ms``: pause between micro-batches. ``require_blocks``: for the batch job,
     whether all members of a pipeline must have reported equal stored bytes. ``windows``: also count windows of
-    throughput, for ``stats_topic``. ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been
+    throughput, for ``stats_topic``; they are sent every ``windows_trigger_ms``. ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been
     trimmed away. ``addresses``: by the name of a log, ``host:port`` of the HTTP servers of its nodes; where a replica
     is ``diverged`` they are asked which keys differ.
     """
@@ -63,14 +63,9 @@ class AuditConfig:
         return self.work_dir / "checkpoint-3"
 
     @property
-    def windows_checkpoint_dir(self) -> Path:
-        """Where the query of windows keeps its own."""
-        return self.work_dir / "windows-checkpoint-3"
-
-    @property
     def window_state(self) -> Path:
-        """The windows that are open, and belong to the checkpoint of their query."""
-        return self.work_dir / "windows-3.json"
+        """The windows that are open; they belong to the checkpoint."""
+        return self.work_dir / "windows-4.json"
 
     @property
     def output_dir(self) -> Path:

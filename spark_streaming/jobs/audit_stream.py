@@ -16,7 +16,6 @@ Reads om.log and om.audit from their beginnings or from the checkpoint, writes v
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import signal
 import sys
@@ -33,7 +32,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from schemas.records.messages import Verdict
 from spark_streaming.configuration.audit_config import AuditConfig, load_config
 from spark_streaming.jobs.health import JobHealth
-from spark_streaming.jobs.running_queries import POLL_SECONDS, QueriesEnd, RunningQueries
+from spark_streaming.jobs.running_query import POLL_SECONDS, QueryEnd, RunningQuery
 from spark_streaming.jobs.wake_ups import WakeUps
 from spark_streaming.naming.key_naming import KeyNaming
 from spark_streaming.naming.replica_rows import ReplicaRows
@@ -42,12 +41,12 @@ from spark_streaming.records.checkpoints import begin_anew_if_trimmed, committed
 from spark_streaming.records.logs import topic_partitions
 from spark_streaming.records.news import News
 from spark_streaming.records.sender import Sender
-from spark_streaming.records.session import build_session
+from spark_streaming.records.session import build_session, give_memory_back
 from spark_streaming.verdicts.core.shard_state import LogBarrier
 from spark_streaming.verdicts.core.words import LOG, UNKNOWN
-from spark_streaming.verdicts.query import start
+from spark_streaming.verdicts.query import SLOW_STARTS, SLOW_WORKER, start
 from spark_streaming.verdicts.sinks import FindingSink, verdict_record
-from spark_streaming.windows.query import start_windows
+from spark_streaming.windows.recording import WindowRecorder
 
 NOTE_SECONDS = 10.0
 """How often a sleeping audit says in its health file that it is there."""
@@ -123,17 +122,24 @@ def run(config: AuditConfig) -> int:
     naming.start()
     wakes = WakeUps((config.report_timeout_ms, config.scan_timeout_ms))
     wakes.note(time.monotonic())  # a report may be missing since before this start
+    slow_starts = 0
     try:
         while not stop.asked:
             reporter, gate = Reporter(health, wakes), BatchGate()
-            queries = _start(session, config, reporter, gate, naming, has_stats=has_stats)
-            job = RunningQueries(session, queries, health, gate, wakes, stats)
+            # The open windows belong to the checkpoint, which may be another one after a failure.
+            windows = _recorder(config, stats)
+            query = _start(session, config, reporter, gate, naming, windows)
+            job = RunningQuery(session, query, health, gate, wakes, stats, windows)
             match job.run(lambda: stop.asked):
-                case QueriesEnd.ENDED:
+                case QueryEnd.ENDED:
                     break
-                case QueriesEnd.QUIET:
+                case QueryEnd.QUIET:
+                    give_memory_back(session)
                     await_news(config, wakes, health, lambda: stop.asked)
-                case QueriesEnd.FAILED if reporter.too_old is not None or not leave_trimmed_checkpoints(config):
+                case QueryEnd.FAILED if SLOW_WORKER in (job.failure or "") and slow_starts < SLOW_STARTS:
+                    slow_starts = 1 if gate.passed else slow_starts + 1
+                    print("the machine is busy: Spark's Python did not start in time; again", file=sys.stderr)
+                case QueryEnd.FAILED if reporter.too_old is not None or not leave_trimmed_checkpoints(config):
                     return _fail(health, reporter.too_old or job.failure or "a query has failed")
     except KafkaException as error:
         return _fail(health, str(error))
@@ -145,9 +151,9 @@ def run(config: AuditConfig) -> int:
 
 
 def _start(
-    session: SparkSession, config: AuditConfig, reporter: Reporter, gate: BatchGate, naming: KeyNaming, *,
-    has_stats: bool,
-) -> list[StreamingQuery]:  # fmt: skip
+    session: SparkSession, config: AuditConfig, reporter: Reporter, gate: BatchGate, naming: KeyNaming,
+    windows: WindowRecorder | None,
+) -> StreamingQuery:  # fmt: skip
     sink = FindingSink(
         bootstrap_servers=config.bootstrap_servers,
         topic=config.verdicts_topic,
@@ -155,13 +161,21 @@ def _start(
         on_written=reporter.on_written,
         gate=gate,
         complete=naming.take,
+        on_samples=None if windows is None else windows.take,
     )
-    queries = [start(session, config, sink, once=False)]
-    if config.windows and has_stats:
-        queries.append(start_windows(session, config, gate))
-    elif config.windows:
+    return start(session, config, sink, once=False, windows=windows is not None)
+
+
+def _recorder(config: AuditConfig, stats: Sender | None) -> WindowRecorder | None:
+    """Return where windows go, None if none are counted; say so if the topic for them is missing."""
+    if config.windows and stats is not None:
+        return WindowRecorder(
+            sender=stats, state=config.window_state, seconds=config.window_seconds, cluster=config.cluster,
+            send_every_s=config.windows_trigger_ms / 1000,
+        )  # fmt: skip
+    if config.windows:
         print(f"there is no topic {config.stats_topic}: no windows are counted; make it, and restart", file=sys.stderr)
-    return queries
+    return None
 
 
 def _fail(health: JobHealth, reason: str) -> int:
@@ -185,17 +199,11 @@ def leave_trimmed_checkpoints(config: AuditConfig) -> bool:
     """Set aside what belongs to a part of the logs that has been trimmed away; say whether there was such a thing."""
     logs = [log.topic for log in config.logs]
     output = config.output_dir
-    queries = (
-        (config.checkpoint_dir, (output / "verdicts", output / "barriers")),
-        (config.windows_checkpoint_dir, (config.window_state,)),
-    )
-    found = False
-    for checkpoint, folders in queries:
-        lost = begin_anew_if_trimmed(config.bootstrap_servers, checkpoint, logs, folders)
-        if lost is not None:
-            found = True
-            print(f"{lost}: {checkpoint.name} is set aside, and begins anew at the log's base", file=sys.stderr)
-    return found
+    folders = (output / "verdicts", output / "barriers", config.window_state)
+    lost = begin_anew_if_trimmed(config.bootstrap_servers, config.checkpoint_dir, logs, folders)
+    if lost is not None:
+        print(f"{lost}: {config.checkpoint_dir.name} is set aside, and begins anew at the log's base", file=sys.stderr)
+    return lost is not None
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -59,7 +59,8 @@ class ReplicaRows:
         deadline, body = time.monotonic() + ASK_SECONDS, bytearray()
         params = {"cf": cf, "bucket": str(bucket)}
         with self._http.stream("GET", f"http://{address}/v1/shards/{shard}/rows", params=params) as answer:
-            answer.raise_for_status()
+            if answer.status_code != httpx.codes.OK:
+                raise ValueError(f"status {answer.status_code}")
             for piece in answer.iter_raw():
                 body += piece
                 if len(body) > ANSWER_BYTES:

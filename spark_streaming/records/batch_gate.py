@@ -24,6 +24,8 @@ class BatchGate:
         self._inside = 0
         self._is_closed = False
         self._noted_at_s = time.monotonic()
+        self.passed = 0
+        """How many micro-batches have passed."""
 
     def note(self) -> None:
         """Take note that something goes on: the gate is not quiet."""
@@ -46,6 +48,7 @@ class BatchGate:
             self.note()
             with self._changed:
                 self._inside -= 1
+                self.passed += 1
                 self._changed.notify_all()
 
     def close(self, timeout_s: float) -> bool:

@@ -25,6 +25,7 @@ from schemas.column_families import BUCKETS, KEY_TABLE
 from schemas.records.log import Batch, Delete, Merge, Put, RequestBatch
 from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG
+from spark_streaming.naming.core.row_differences import NAMED
 from spark_streaming.verdicts.core.words import DIVERGED, EQUAL
 from stratolog.cluster.leadership import move
 from stratolog.cluster.verdicts import VerdictReader
@@ -42,6 +43,8 @@ from stratolog.drills.kit.taps import SCRUBBED, ReportTap, sums_of
 
 KEYS = 8
 AUDIT_TIMEOUT_S = 120.0
+KEYS_TIMEOUT_S = 30.0
+"""How long the audit may take from its verdict to the keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +88,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
             found = _scrub(session, cluster, shard, healthy[0], reports)
             slots = differing(found.scans[damaged], found.log.sums)
             session.find(damage_findings.scrub_names(damaged, found.scans, found.log, slots))
-            _ask_the_audit(session, cluster, shard, damaged, slots, found.log)
+            _ask_the_audit(session, cluster, shard, damaged, slots, found.log, row.key)
             if len(slots) != 1:
                 raise StepFailed(f"the scan of {damaged} differs in {len(slots)} buckets: nothing to repair")
             keys = _narrow(
@@ -192,9 +195,9 @@ def _scrub(session: Session, cluster: Cluster, shard: int, new_leader: str, repo
 
 
 def _ask_the_audit(
-    session: Session, cluster: Cluster, shard: int, damaged: str, slots: Sequence[int], log: Digest
+    session: Session, cluster: Cluster, shard: int, damaged: str, slots: Sequence[int], log: Digest, key: bytes
 ) -> None:  # fmt: skip
-    """Wait for the Spark audit's verdict on the damaged replica's scan, if the audit runs."""
+    """Wait for the Spark audit's verdict on the damaged replica's scan, and for the keys, if the audit runs."""
     if not cluster.has_audit():
         return
     with session.step("wait for the Spark audit's verdict on that scan"):
@@ -202,6 +205,9 @@ def _ask_the_audit(
     places = [damage_findings.DigestBucket(difference.cf, difference.bucket) for difference in seen.differences]
     expected = [damage_findings.DigestBucket(log.families[slot // BUCKETS], slot % BUCKETS) for slot in slots]
     session.find(damage_findings.audit_names(damaged, places, expected))
+    with session.step("wait until the Spark audit names the row"):
+        seen = _verdict(cluster, shard, damaged, log, said=NAMED, timeout_s=KEYS_TIMEOUT_S)
+    session.find(damage_findings.audit_names_row(damaged, seen.reason.partition(NAMED)[2], key))
 
 
 def _ask_the_audit_again(session: Session, cluster: Cluster, shard: int, repaired: str, log: Digest) -> None:
@@ -212,8 +218,10 @@ def _ask_the_audit_again(session: Session, cluster: Cluster, shard: int, repaire
         session.find(damage_findings.audit_agrees(repaired, seen.verdict, log.index))
 
 
-def _verdict(cluster: Cluster, shard: int, node: str, log: Digest) -> Verdict:
-    """Wait until the audit knows whether a node's scan at ``log.offset`` is right.
+def _verdict(
+    cluster: Cluster, shard: int, node: str, log: Digest, *, said: str = "", timeout_s: float = AUDIT_TIMEOUT_S
+) -> Verdict:
+    """Wait until the audit knows whether a node's scan at ``log.offset`` is right, and its reason has ``said``.
 
     The audit says ``unknown`` while it has no report.
     """
@@ -224,6 +232,7 @@ def _verdict(cluster: Cluster, shard: int, node: str, log: Digest) -> Verdict:
                 verdict for verdict in verdicts.poll(0.5)
                 if (verdict.log, verdict.shard, verdict.node, verdict.basis) == (OM_LOG, shard, node, SCRUBBED)
                 and verdict.barrier_offset == log.offset and verdict.verdict in (EQUAL, DIVERGED)
+                and said in verdict.reason
             ), None,
         )  # fmt: skip
 
@@ -231,7 +240,7 @@ def _verdict(cluster: Cluster, shard: int, node: str, log: Digest) -> Verdict:
         found: Verdict = cluster.wait(
             f"the audit's verdict on the scan of {node} at offset {log.offset}",
             lambda: decided(reader),
-            AUDIT_TIMEOUT_S,
+            timeout_s,
         )
     return found
 

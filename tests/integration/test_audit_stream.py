@@ -35,7 +35,7 @@ from spark_streaming.configuration.audit_config import AuditConfig, config_from
 from spark_streaming.dashboard import follow
 from spark_streaming.jobs.audit_stream import Reporter
 from spark_streaming.jobs.health import JobHealth
-from spark_streaming.jobs.running_queries import STOP_SECONDS
+from spark_streaming.jobs.running_query import STOP_SECONDS
 from spark_streaming.jobs.wake_ups import WakeUps
 from spark_streaming.records.logs import KNOWN_LOGS
 from spark_streaming.verdicts.query import start

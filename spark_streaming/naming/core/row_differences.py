@@ -24,6 +24,9 @@ MASK = (1 << 64) - 1
 NAMED_KEYS = 8
 """Most keys that are named of a bucket; all are counted."""
 
+NAMED = "rows that differ: "
+"""What stands in a verdict's reason before the keys."""
+
 KEY_CHARACTERS = 200
 """Of a key so much is told."""
 
@@ -113,11 +116,7 @@ def words(difference: Difference, keys: Mapping[bytes, Damage]) -> str:
 
 
 def shown(key: bytes) -> str:
-    """Return a key as text; what is no text is escaped.
-
-    >>> shown(b"/vol/b/k"), shown(bytes([0, 255]))
-    ("'/vol/b/k'", "'\\\\x00\\\\xff'")
-    """
+    """Return a key as text; what is no text is escaped."""
     try:
         text = key.decode()
     except UnicodeDecodeError:
@@ -127,4 +126,4 @@ def shown(key: bytes) -> str:
 
 def joined(parts: Iterable[str]) -> str:
     """Return what is said of all buckets."""
-    return "rows that differ: " + "; ".join(parts)
+    return NAMED + "; ".join(parts)

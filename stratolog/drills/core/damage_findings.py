@@ -39,6 +39,15 @@ def audit_names(damaged: str, seen: Sequence[DigestBucket], expected: Sequence[D
     )  # fmt: skip
 
 
+def audit_names_row(damaged: str, said: str, key: bytes) -> Finding:
+    """Judge what the Spark audit says of the rows in which the damaged replica differs."""
+    shown = repr(key.decode(errors="replace"))
+    return Finding(
+        question="the Spark audit names the damaged row and no other",
+        holds=said.count(" (") == 1 and f"{shown} (another value)" in said, seen=f"{damaged}: {said}",
+    )  # fmt: skip
+
+
 def audit_agrees(repaired: str, verdict: str, index: int) -> Finding:
     """Judge the Spark audit's verdict on the full scan of a repaired replica."""
     return Finding(

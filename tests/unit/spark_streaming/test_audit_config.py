@@ -55,7 +55,7 @@ def test_the_limits_of_a_shard_are_the_configured_ones():
         (LEAST | {"b": 1, "a": 1}, "unknown settings: a, b"),
         ({}, "missing settings: bootstrap_servers, work_dir"),
         (LEAST | {"logs": []}, "logs must name at least one log"),
-        (LEAST | {"addresses": []}, "addresses must be an object, not []"),
+        (LEAST | {"addresses": []}, r"addresses must be an object, not \[\]"),
         (LEAST | {"addresses": {"om.log": "om1"}}, "addresses of om.log must be an object"),
         (LEAST | {"addresses": {"om.log": {"om1": "om1:"}}}, "'om1:' of om1 is no host:port"),
         (LEAST | {"addresses": {"om.log": {"om1": 9871}}}, "9871 of om1 is no host:port"),

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -17,13 +17,14 @@ from pyspark.errors import StreamingQueryException
 from schemas.records.messages import Verdict
 from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.configuration.audit_config import AuditConfig
-from spark_streaming.jobs import audit_batch, audit_stream, health, running_queries, wake_ups
+from spark_streaming.jobs import audit_batch, audit_stream, health, running_query, wake_ups
 from spark_streaming.jobs.audit_stream import AuditTooOld, Reporter
 from spark_streaming.jobs.health import JobHealth
-from spark_streaming.jobs.running_queries import MAX_REASON_CHARACTERS, QueriesEnd, RunningQueries
+from spark_streaming.jobs.running_query import MAX_REASON_CHARACTERS, QueryEnd, RunningQuery
 from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
 from spark_streaming.records import batch_gate
 from spark_streaming.records.batch_gate import BatchGate, GateClosed
+from spark_streaming.verdicts.query import SLOW_STARTS, SLOW_WORKER
 
 EQUAL = Verdict(
     cluster="c", shard=0, node="om1", barrier_offset=10, index=5, verdict="equal", basis="incremental", differences=[],
@@ -131,34 +132,33 @@ class Session:
         self.levels.append(level)
 
 
-def run(path: Path, *queries: Query, rounds: int = 99, gate: BatchGate | None = None) -> tuple[QueriesEnd, str | None]:
-    """Run until the queries end, or a signal comes after so many rounds; every query is stopped."""
+def run(path: Path, query: Any, rounds: int = 99, gate: BatchGate | None = None) -> tuple[QueryEnd, str | None]:
+    """Run until the query ends, or a signal comes after so many rounds; the query is stopped."""
     asked = iter([False] * rounds + [True])
     session: Any = Session()
-    some: Any = list(queries)
     wakes = WakeUps([10**6])
-    job = RunningQueries(session, some, JobHealth(path), gate or BatchGate(), wakes)
+    job = RunningQuery(session, query, JobHealth(path), gate or BatchGate(), wakes)
     found = job.run(lambda: next(asked))
-    assert [query.is_stopped for query in queries] == [True] * len(queries)
+    assert query.is_stopped
     assert session.levels == ["OFF", "ERROR"], "a stop is no error for Spark to log"
     return found, job.failure
 
 
-ENDED = (QueriesEnd.ENDED, None)
+ENDED = (QueryEnd.ENDED, None)
 
 
-def test_a_signal_ends_the_queries(path: Path):
-    assert run(path, Query([False] * 2), Query([False] * 2), rounds=2) == ENDED
+def test_a_signal_ends_the_query(path: Path):
+    assert run(path, Query([False] * 2), rounds=2) == ENDED
 
 
-def test_a_query_that_ends_by_itself_ends_the_others(path: Path):
-    assert run(path, Query([False, False]), Query([False, True])) == ENDED
+def test_a_query_may_end_by_itself(path: Path):
+    assert run(path, Query([False, True])) == ENDED
 
 
 def test_why_a_query_has_failed(path: Path):
     failure = StreamingQueryException("lost offsets " + "plan " * 10_000)
-    end, reason = run(path, Query([False]), Query([failure]))
-    assert end is QueriesEnd.FAILED
+    end, reason = run(path, Query([False, failure]))
+    assert end is QueryEnd.FAILED
     assert reason is not None
     assert "lost offsets" in reason
     assert len(reason) == MAX_REASON_CHARACTERS
@@ -209,9 +209,9 @@ class Runs:
     started: int = 0
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def started(*_: object, **__: object) -> list[Query]:
+        def started(*_: object, **__: object) -> Query:
             self.started += 1
-            return [self.queries.pop(0)]
+            return self.queries.pop(0)
 
         stop = SimpleNamespace(asked=False)
         session: Any = Session()
@@ -238,6 +238,22 @@ def test_a_log_that_is_trimmed_past_the_audit_sets_it_back_to_the_base(
     assert audit_stream.run(config) == 0
     assert runs.started == 2
     assert told(config.health_file)["status"] == "stopped"
+
+
+def test_python_that_starts_slowly_on_a_busy_machine_is_started_again(
+    config: AuditConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """It ended the audit: Spark waits for ten seconds."""
+    slow = StreamingQueryException(f"[STREAM_FAILED] {SLOW_WORKER}. SQLSTATE: XXKST")
+    runs = Runs([Query([slow]), Query([slow]), Query([True])], trimmed=[False])
+    runs.install(monkeypatch)
+    assert audit_stream.run(config) == 0
+    assert runs.started == 3
+    assert capsys.readouterr().err.count("the machine is busy") == 2
+    for_ever = Runs([Query([slow]) for _ in range(SLOW_STARTS + 1)], trimmed=[False, False])
+    for_ever.install(monkeypatch)
+    assert audit_stream.run(config) == 1
+    assert for_ever.queries == []
 
 
 def test_any_other_failure_ends_the_audit(
@@ -271,7 +287,7 @@ def test_a_quiet_audit_is_woken_once_for_each_delay_after_its_last_finding():
 
 
 def test_wake_ups_go_to_the_topic_of_windows(path: Path, monkeypatch: pytest.MonkeyPatch):
-    some: Any = [Query([False] * 3)]
+    some: Any = Query([False] * 3)
     session: Any = Session()
     sent: list[Any] = []
     stats: Any = SimpleNamespace(send=sent.append)
@@ -279,40 +295,39 @@ def test_wake_ups_go_to_the_topic_of_windows(path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(wake_ups, "MARGIN_S", 0.0)
     wakes = WakeUps([0])
     wakes.note(0.0)
-    job = RunningQueries(session, some, JobHealth(path), BatchGate(), wakes, stats)
-    assert job.run(lambda: next(asked)) is QueriesEnd.ENDED
+    job = RunningQuery(session, some, JobHealth(path), BatchGate(), wakes, stats)
+    assert job.run(lambda: next(asked)) is QueryEnd.ENDED
     assert sent == [[WAKE_UP]]
 
 
-def quiet_run(path: Path, *queries: Query) -> QueriesEnd:
-    """Run with a topic of windows until the queries are put to sleep, or for three rounds."""
+def quiet_run(path: Path, query: Any) -> QueryEnd:
+    """Run with a topic of windows until the query is put to sleep, or for three rounds."""
     session: Any = Session()
-    some: Any = list(queries)
     asked = iter([False] * 3 + [True])
     stats: Any = SimpleNamespace(send=lambda _: None)
-    job = RunningQueries(session, some, JobHealth(path), BatchGate(), WakeUps([]), stats)
+    job = RunningQuery(session, query, JobHealth(path), BatchGate(), WakeUps([]), stats)
     return job.run(lambda: next(asked))
 
 
 LOOKED = {"sources": []}
 
 
-def test_quiet_queries_are_put_to_sleep(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(running_queries, "QUIET_SECONDS", 0.0)
+def test_a_quiet_query_is_put_to_sleep(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(running_query, "QUIET_SECONDS", 0.0)
     query = Query([False], lastProgress=LOOKED)
-    assert quiet_run(path, query) is QueriesEnd.QUIET
+    assert quiet_run(path, query) is QueryEnd.QUIET
     assert query.is_stopped
 
 
 @pytest.mark.parametrize(
     "busy", [Query([False] * 3), Query([False] * 3, lastProgress=LOOKED, triggers=[True] * 3)], ids=["new", "busy"]
 )
-def test_queries_that_have_not_looked_or_are_at_work_are_not_quiet(
+def test_a_query_that_has_not_looked_or_is_at_work_is_not_quiet(
     path: Path, monkeypatch: pytest.MonkeyPatch, busy: Query
 ):
     """On a busy machine a start may take longer than the quiet that is waited for."""
-    monkeypatch.setattr(running_queries, "QUIET_SECONDS", 0.0)
-    assert quiet_run(path, Query([False] * 3, lastProgress=LOOKED), busy) is QueriesEnd.ENDED
+    monkeypatch.setattr(running_query, "QUIET_SECONDS", 0.0)
+    assert quiet_run(path, busy) is QueryEnd.ENDED
 
 
 def test_a_gate_is_quiet_since_its_last_micro_batch(monkeypatch: pytest.MonkeyPatch):
@@ -339,7 +354,7 @@ def test_a_sleeping_audit_is_started_again_by_news_or_a_wake_up_and_ended_by_a_s
     seen: list[float] = []
 
     class Told(SimpleNamespace):
-        def __enter__(self) -> Told:
+        def __enter__(self) -> Self:
             return self
 
         def __exit__(self, *_: object) -> None:
@@ -354,7 +369,7 @@ def test_a_sleeping_audit_is_started_again_by_news_or_a_wake_up_and_ended_by_a_s
     asleep = WakeUps([10**6])
     asleep.note(time.monotonic())
     audit_stream.await_news(config, asleep, job, lambda: False)
-    assert seen == [running_queries.POLL_SECONDS] * 3
+    assert seen == [running_query.POLL_SECONDS] * 3
     due = WakeUps([-2000])
     due.note(time.monotonic())
     audit_stream.await_news(config, due, job, lambda: False)

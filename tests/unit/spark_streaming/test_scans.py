@@ -233,7 +233,12 @@ def test_whose_reports_came_before_their_log_is_asked_when_it_is_read():
     log = ordinary_pipeline()
     running = auditor(log)
     first, second, third = reports(log, log.barriers[-1])
-    early = [first, replace(second, cluster="other"), replace(third, index=third.index + 1), replace(third, datanode="x")]
+    early = [
+        first,
+        replace(second, cluster="other"),
+        replace(third, index=third.index + 1),
+        replace(third, datanode="x"),
+    ]
     assert running.take(*early, up_to=0) == []
     found = running.take()
     assert {one.node: one.reason.split()[0] for one in found} == {"dn2": "reports", "dn3": "names", "x": "'x'"}

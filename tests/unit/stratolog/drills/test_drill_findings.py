@@ -281,6 +281,13 @@ def test_a_damaged_row() -> None:
     assert damage_findings.audit_names("om2", [DigestBucket("keyTable", 7)], [DigestBucket("keyTable", 7)]).holds
     assert not damage_findings.audit_names("om2", [DigestBucket("keyTable", 8)], [DigestBucket("keyTable", 7)]).holds
     assert not damage_findings.audit_names("om2", [], []).holds
+
+
+def test_the_audit_must_name_the_damaged_row_alone():
+    key, one = b"/v/b/key-4", "keyTable bucket 7: '/v/b/key-4' (another value)"
+    assert damage_findings.audit_names_row("om2", one, key).holds
+    for wrong in ("", one.replace("another value", "missing"), one + ", '/v/b/key-5' (extra)", one.replace("-4", "-3")):
+        assert not damage_findings.audit_names_row("om2", wrong, key).holds
     assert damage_findings.narrowed(b"/v/b/k", [b"/v/b/k"]).holds
     assert not damage_findings.narrowed(b"/v/b/k", []).holds
     assert not damage_findings.narrowed(b"/v/b/k", [b"/v/b/k", b"/v/b/l"]).holds

@@ -1,10 +1,10 @@
-"""The queries of one start: watched until one fails, a stop is asked for, or the logs have been quiet for a while."""
+"""The query of one start: watched until it fails, a stop is asked for, or the logs have been quiet for a while."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -17,6 +17,7 @@ from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
 from spark_streaming.records.batch_gate import BatchGate
 from spark_streaming.records.sender import Sender
 from spark_streaming.records.session import LOG_LEVEL
+from spark_streaming.windows.recording import WindowRecorder
 
 POLL_SECONDS = 0.5
 MAX_REASON_CHARACTERS = 2_000
@@ -30,69 +31,72 @@ PROGRESS_SECONDS = 5.0
 """How often the offsets that have been read are noted: Spark hands its whole progress over as text."""
 
 QUIET_SECONDS = 60.0
-"""How long there must have been no micro-batch before the queries are put to sleep."""
+"""How long there must have been no micro-batch before the query is put to sleep."""
 
 
-class QueriesEnd(Enum):
-    """Why the queries of a start run no more."""
+class QueryEnd(Enum):
+    """Why the query of a start runs no more."""
 
     FAILED = "failed"
-    """One has failed."""
+    """It has failed."""
     ENDED = "ended"
-    """A stop was asked for, or a query has come to its end."""
+    """A stop was asked for, or it has come to its end."""
     QUIET = "quiet"
     """There has been nothing to audit for QUIET_SECONDS."""
 
 
 @dataclass
-class RunningQueries:
-    """The queries of one start. They are stopped between micro-batches, whatever ends them."""
+class RunningQuery:
+    """The query of one start. It is stopped between micro-batches, whatever ends it."""
 
     session: SparkSession
-    queries: Sequence[StreamingQuery]
+    query: StreamingQuery
     health: JobHealth
     gate: BatchGate
     wake_ups: WakeUps
     stats: Sender | None = None
     """To the topic of windows; None if there is none, and Spark runs micro-batches by itself."""
+    windows: WindowRecorder | None = None
+    """Where windows wait until they are sent."""
     failure: str | None = None
-    """Why a query has failed."""
+    """Why the query has failed."""
     _noted_at_s: float = field(default=float("-inf"), init=False)
 
-    def run(self, is_asked_to_stop: Callable[[], bool]) -> QueriesEnd:
-        """Wait for the signal, for the end of a query, or for quiet."""
+    def run(self, is_asked_to_stop: Callable[[], bool]) -> QueryEnd:
+        """Wait for the signal, for the end of the query, or for quiet; raises KafkaException."""
         try:
             return self._watch(is_asked_to_stop)
         except PySparkException as error:
             # Spark appends the whole logical plan to its message.
             self.failure = str(error)[:MAX_REASON_CHARACTERS]
-            return QueriesEnd.FAILED
+            return QueryEnd.FAILED
         finally:
             self._stop()
 
-    def _watch(self, is_asked_to_stop: Callable[[], bool]) -> QueriesEnd:
-        """Raises PySparkException when a query fails."""
+    def _watch(self, is_asked_to_stop: Callable[[], bool]) -> QueryEnd:
+        """Raises PySparkException when the query fails."""
         while not is_asked_to_stop():
-            for query in self.queries:
-                # Raises the query's own failure.
-                if query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]
-                    return QueriesEnd.ENDED
+            # Raises the query's own failure.
+            if self.query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]
+                return QueryEnd.ENDED
             self._note_progress()
+            if self.windows is not None:
+                self.windows.send_if_due()
             if self.stats is None:
                 continue
             if self.wake_ups.is_due(time.monotonic()):
                 self.stats.send([WAKE_UP])
                 self.gate.note()
-            if self.gate.quiet_s() >= QUIET_SECONDS and all(map(_waits, self.queries)):
-                return QueriesEnd.QUIET
-        return QueriesEnd.ENDED
+            if self.gate.quiet_s() >= QUIET_SECONDS and _waits(self.query):
+                return QueryEnd.QUIET
+        return QueryEnd.ENDED
 
     def _note_progress(self) -> None:
         now_s = time.monotonic()
         if now_s - self._noted_at_s < PROGRESS_SECONDS:
             return
         self._noted_at_s = now_s
-        progress = self.queries[0].lastProgress
+        progress = self.query.lastProgress
         if progress is not None:
             self.health.update(offsets=offsets_of(progress))
 
@@ -101,10 +105,9 @@ class RunningQueries:
         self.session.sparkContext.setLogLevel("OFF")
         self.gate.close(STOP_SECONDS)
         deadline = time.monotonic() + SETTLE_SECONDS
-        while time.monotonic() < deadline and any(map(_is_busy, self.queries)):
+        while time.monotonic() < deadline and _is_busy(self.query):
             time.sleep(0.05)
-        for query in self.queries:
-            query.stop()
+        self.query.stop()
         self.session.sparkContext.setLogLevel(LOG_LEVEL)
 
 
