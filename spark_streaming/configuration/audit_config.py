@@ -68,14 +68,9 @@ class AuditConfig:
         return self.work_dir / "checkpoint-3"
 
     @property
-    def windows_checkpoint_dir(self) -> Path:
-        """Where the query of windows keeps its own."""
-        return self.work_dir / "windows-checkpoint-3"
-
-    @property
     def window_state(self) -> Path:
-        """The windows that are open, and belong to the checkpoint of their query."""
-        return self.work_dir / "windows-3.json"
+        """The windows that are open; they belong to the checkpoint."""
+        return self.work_dir / "windows-4.json"
 
     @property
     def output_dir(self) -> Path:

@@ -15,7 +15,8 @@ changes) and one for each report, in one schema, so that both reach the operator
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -91,6 +92,10 @@ AUDIT_SCHEMA = T.StructType(
         T.StructField("barrier_offset", T.LongType()),
         T.StructField("chain", T.BinaryType()),
         T.StructField("flagged", T.BooleanType()),
+        # Samples for windows (:class:`RowSamples`).
+        T.StructField("appended_ms", T.LongType()),
+        T.StructField("sample_names", _TEXTS),
+        T.StructField("sample_amounts", _LONGS),
     ]
 )
 """One row of the operator's input.
@@ -103,13 +108,41 @@ LOG_SOURCE = "log"
 REPORT_SOURCE = "report"
 
 
-def log_rows(records: DataFrame, logs: Sequence[AuditedLog]) -> DataFrame:
-    """Turn records of log topics into rows of AUDIT_SCHEMA."""
+@dataclass(frozen=True, slots=True)
+class RowSamples:
+    """How decoded records get their samples: each adds ``sample_names`` and ``sample_amounts`` to a frame."""
+
+    of_log: Callable[[DataFrame], DataFrame]
+    of_reports: Callable[[DataFrame], DataFrame]
+
+
+SAMPLES = ("sample_names", "sample_amounts")
+
+
+def log_rows(records: DataFrame, logs: Sequence[AuditedLog], samples: RowSamples | None = None) -> DataFrame:
+    """Turn records of log topics into rows of AUDIT_SCHEMA; without ``samples`` they have none."""
     families = families_of(logs)
-    light = {REQUEST_BATCH: without_fields(REQUEST_BATCH, "requests")}
+    light = {REQUEST_BATCH: _light_request_batch() if samples else without_fields(REQUEST_BATCH, "requests")}
     frame = with_changes(decoded(records, LOG_RECORD_TYPES, light), families)
     changes = {name: F.col(name) for name in ("slot", "next", "prev")}
-    return _log_rows(frame, changes | {"unknown_families": unknown_families(), "base_asked_by": _base_asked_by()})
+    changes |= {"unknown_families": unknown_families(), "base_asked_by": _base_asked_by()}
+    return _log_rows(samples.of_log(frame) if samples else frame, changes | _sample_columns(samples))
+
+
+def _sample_columns(samples: RowSamples | None) -> dict[str, Column]:
+    if samples is None:
+        return {}
+    return {name: F.col(name) for name in SAMPLES} | {"appended_ms": F.unix_millis("timestamp")}
+
+
+def _light_request_batch() -> Any:
+    """Return RequestBatch's schema with requests reduced to their type and time: all that their samples need."""
+    schema = json.loads(schema_text(REQUEST_BATCH))
+    for field in schema["fields"]:
+        if field["name"] == "requests":
+            request = field["type"]["items"]
+            request["fields"] = [f for f in request["fields"] if f["name"] in ("first_sent_at_ms", "request_type")]
+    return schema
 
 
 def _base_asked_by() -> Column:
@@ -177,13 +210,14 @@ def _log_rows(frame: DataFrame, changes: dict[str, Column]) -> DataFrame:
     return _as_audit_rows(frame, columns)
 
 
-def report_rows(records: DataFrame) -> DataFrame:
-    """Turn records of the report topics into rows of AUDIT_SCHEMA.
+def report_rows(records: DataFrame, samples: RowSamples | None = None) -> DataFrame:
+    """Turn records of the report topics into rows of AUDIT_SCHEMA; without ``samples`` they have none.
 
     The value is kept only if it holds evidence or is a report of blocks. For a report that could not be decoded,
     ``node`` comes from the message key ``<shard>/<node>``.
     """
     frame = decoded(records, [REPORT, BLOCK_REPORT])
+    frame = samples.of_reports(frame) if samples else frame
     report, blocks = F.col(column_of(REPORT)), F.col(column_of(BLOCK_REPORT))
     of_blocks = F.col(RECORD_TYPE) == BLOCK_REPORT
     key_node = F.element_at(F.split(F.decode("key", "UTF-8"), "/", 2), -1)
@@ -197,13 +231,16 @@ def report_rows(records: DataFrame) -> DataFrame:
         **{name: report[name] for name in ("slots", "sums", "chain", "flagged")},
         "basis": F.when(of_blocks, F.lit(BLOCKS)).otherwise(report["basis"]),
         "barrier_offset": F.coalesce(report["barrier_offset"], blocks["log_offset"], F.lit(-1)),
+        **_sample_columns(samples),
     }
     return _as_audit_rows(frame, columns)
 
 
-def audit_rows(log: DataFrame, reports: DataFrame, logs: Sequence[AuditedLog]) -> DataFrame:
-    """Return log records and reports as one frame of AUDIT_SCHEMA."""
-    return log_rows(log, logs).unionByName(report_rows(reports))
+def audit_rows(
+    log: DataFrame, reports: DataFrame, logs: Sequence[AuditedLog], samples: RowSamples | None = None
+) -> DataFrame:
+    """Return log records and reports as one frame of AUDIT_SCHEMA, with samples for windows if they are wanted."""
+    return log_rows(log, logs, samples).unionByName(report_rows(reports, samples))
 
 
 def no_rows(frame: DataFrame) -> DataFrame:

@@ -44,9 +44,12 @@ from spark_streaming.verdicts.state import (
     state_from,
     state_row,
 )
+from spark_streaming.windows.core.sampling import LOG, REPORTS, Sampling
+from spark_streaming.windows.sample_text import encoded_samples
 
 VERDICT_ROW = "verdict"
 BARRIER_ROW = "barrier"
+SAMPLES_ROW = "samples"
 
 FINDING_SCHEMA = T.StructType(
     [
@@ -59,10 +62,11 @@ FINDING_SCHEMA = T.StructType(
         T.StructField("chain", T.BinaryType()),
     ]
 )
-"""A verdict, or the log's digest at a barrier.
+"""A verdict, the log's digest at a barrier, or the samples of a partition and micro-batch for the windows.
 
-``value`` is a single-object encoded Verdict, or all sums as little-endian unsigned 64-bit integers (null where late
-validation keeps the log from giving them); ``chain`` belongs to a barrier.
+``value`` is a single-object encoded Verdict; or all sums as little-endian unsigned 64-bit integers (null where late
+validation keeps the log from giving them); or samples added up (``windows/sample_text.py``). ``chain`` belongs to a
+barrier.
 """
 
 TIMER_GRAIN_MS = 500
@@ -76,17 +80,20 @@ _NO_HASHES: Hashes = np.zeros(0, dtype=np.int64)
 
 def audit(
     rows: DataFrame, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool = True, cluster: str = "",
-    bootstrap_servers: str = "",
+    bootstrap_servers: str = "", window_ms: int = 0,
 ) -> DataFrame:  # fmt: skip
     """Audit a stream of AUDIT_SCHEMA rows; return findings (FINDING_SCHEMA).
 
     ``cluster`` is the cluster's name, for logs whose Genesis has been trimmed away. ``bootstrap_servers``: where
-    reports that were held back are read again; without them they are judged ``unknown``. Without ``timers`` no missing
+    reports that were held back are read again; without them they are judged ``unknown``. ``window_ms``: the length of
+    the windows for which the rows' samples are added up; 0 adds none up. Without ``timers`` no missing
     report is judged. Use that for a query that must end with its input: Spark runs micro-batch after micro-batch for a
     query that has processing-time timers.
     """
     return rows.groupBy("log", "shard").transformWithStateInPandas(
-        AuditProcessor(logs, limits, timers=timers, cluster=cluster, bootstrap_servers=bootstrap_servers),
+        AuditProcessor(
+            logs, limits, timers=timers, cluster=cluster, bootstrap_servers=bootstrap_servers, window_ms=window_ms
+        ),
         outputStructType=FINDING_SCHEMA,
         outputMode="Update",
         timeMode="ProcessingTime" if timers else "None",
@@ -98,8 +105,9 @@ class AuditProcessor(StatefulProcessor):
 
     def __init__(
         self, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool, cluster: str = "",
-        bootstrap_servers: str = "",
+        bootstrap_servers: str = "", window_ms: int = 0,
     ) -> None:  # fmt: skip
+        self._window_ms = window_ms
         self._logs = {log.name: log for log in logs}
         self._servers = bootstrap_servers
         self._limits = limits
@@ -127,8 +135,12 @@ class AuditProcessor(StatefulProcessor):
         log_rows: list[LogRow] = []
         reports: list[ReplicaReport] = []
         scans: list[BlockReport] = []
+        sampling = Sampling(self._window_ms)
         for frame in rows:
             for row in frame.itertuples(index=False):
+                if self._window_ms and row.sample_names is not None:
+                    source = LOG if row.source == LOG_SOURCE else REPORTS
+                    sampling.add(source, row.appended_ms, row.sample_names, _hashes(row.sample_amounts))
                 if row.source == LOG_SOURCE:
                     log_rows.append(log_row(row))
                 elif row.kind == BLOCK_REPORT:
@@ -137,7 +149,8 @@ class AuditProcessor(StatefulProcessor):
                     reports.append(report(row))
         findings = list(shard.take(log_rows, reports, now_ms, scans))
         self._close(shard, now_ms)
-        yield from _frames(key[0], key[1], findings)
+        samples = encoded_samples(sampling.samples(key[0], key[1]))
+        yield from _frames(key[0], key[1], findings, samples)
 
     def handleExpiredTimer(  # noqa: N802
         self,
@@ -244,8 +257,10 @@ def _hashes(values: Any) -> Hashes:
     return _NO_HASHES if values is None else np.asarray(values, dtype=np.int64)
 
 
-def _frames(log: str, shard: int, findings: Iterable[Finding]) -> Iterator[pd.DataFrame]:
+def _frames(log: str, shard: int, findings: Iterable[Finding], samples: bytes | None = None) -> Iterator[pd.DataFrame]:
     rows = [_finding_row(log, shard, finding) for finding in findings]
+    if samples is not None:
+        rows.append((SAMPLES_ROW, log, shard, 0, 0, samples, None))
     if rows:
         yield pd.DataFrame(rows, columns=FINDING_SCHEMA.fieldNames())
 

@@ -1,9 +1,8 @@
 """Samples for the windows of throughput and latency over the logs, and of the replicas' lag (design, section 9).
 
-Each record gives *samples* (log, shard, time, metric, kind, status, amount); a window adds them up. One aggregation
-serves all metrics: Spark 4.0.0 refuses two aggregations in a row in update mode, and a query for each metric would
-decode the log anew each time. Windows go by the broker's append time; a window is written when the watermark has
-passed its end.
+Each record gives *samples* (metric, kind, status, amount), as two arrays in the audit's own row of that record: their
+names, joined by SEPARATOR, and their amounts. So a log is decoded once for both. The operator adds them up by window of
+time (``core/sampling.py``). Windows go by the broker's append time.
 
 ===============  ==========================  ===================  ==================================================
 metric           kind                        status               amount
@@ -18,9 +17,8 @@ metric           kind                        status               amount
 ``replica``      node                        basis                index of the report
 ===============  ==========================  ===================  ==================================================
 
-Records are counted as they lie in the log, void ones too: only the stateful operator knows which records count. Spark
-only aggregates: rates are ``total / seconds`` (of requests ``count / seconds``), and :func:`sums.lags` joins the
-replicas' index with the log's in the frame of a micro-batch.
+Records are counted as they lie in the log, void ones too: rates are of what was written. Rates are ``total / seconds``
+(of requests ``count / seconds``).
 """
 
 from __future__ import annotations
@@ -33,26 +31,34 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from schemas.codecs.registry import MARKER, registry
 from schemas.column_families import BLOCK_TABLE
-from spark_streaming.records.core.reading import BATCH, LOG_RECORD_TYPES, REQUEST_BATCH
-from spark_streaming.records.decode import RECORD_TYPE, column_of, decode_value, decoded, schema_text
-from spark_streaming.records.transforms import REPORT
+from spark_streaming.records.core.reading import BATCH, REQUEST_BATCH
+from spark_streaming.records.decode import RECORD_TYPE, column_of, decode_value, schema_text
+from spark_streaming.records.transforms import REPORT, RowSamples
+from spark_streaming.windows.core.sampling import SEPARATOR
 
 LOGGED = "LOGGED"
 """Status of a request under late validation: the log does not hold its result."""
 
 OPERATION_KINDS = ("put", "delete", "merge", "checkpoint")
+ROW_SAMPLES = RowSamples(
+    of_log=lambda frame: sampled(frame, log_samples()), of_reports=lambda frame: sampled(frame, report_samples())
+)
+"""How rows of the audit get their samples."""
+
 _TOMBSTONE = b"\xff" * 8
 """First bytes of a blockTable row whose block is deleted (schemas/codecs/block_rows.py)."""
 
 
-def samples(log: DataFrame, reports: DataFrame) -> DataFrame:
-    """Turn raw records of both topics into samples: log, shard, time, metric, kind, status, amount (double)."""
-    return log_samples(log).unionByName(report_samples(reports))
+def sampled(frame: DataFrame, found: Column) -> DataFrame:
+    """Add a record's samples to its row: ``sample_names`` and ``sample_amounts``."""
+    column = "_samples"
+    both = frame.select("*", found.alias(column))
+    names, amounts = F.col(column)["name"], F.col(column)["amount"]
+    return both.select("*", names.alias("sample_names"), amounts.alias("sample_amounts")).drop(column)
 
 
-def log_samples(records: DataFrame) -> DataFrame:
-    """Samples of log records; values and keys of operations are skipped over."""
-    frame = decoded(records, LOG_RECORD_TYPES, {BATCH: _light_batch(), REQUEST_BATCH: _light_request_batch()})
+def log_samples() -> Column:
+    """Return the samples of a decoded log record (an array of structs); values and keys of operations are not read."""
     batch, late = F.col(column_of(BATCH)), F.col(column_of(REQUEST_BATCH))
     size = F.coalesce(F.length("value"), F.lit(0))
     per_record = F.array(_sample("record", F.coalesce(RECORD_TYPE, F.lit("undecodable")), "", size))
@@ -84,32 +90,23 @@ def log_samples(records: DataFrame) -> DataFrame:
         lambda request: _sample("request", request["request_type"], LOGGED, appended_ms - request["first_sent_at_ms"]),
     )
     kind = F.col(RECORD_TYPE)
-    found = (
+    return (
         F.when(kind == BATCH, F.concat(per_record, per_batch, per_request))
         .when(kind == REQUEST_BATCH, F.concat(per_record, per_late, per_logged))
         .otherwise(per_record)
     )
-    return frame.select("log", "shard", F.col("timestamp").alias("time"), F.explode(found).alias("s")).select(
-        "log", "shard", "time", "s.*"
-    )
 
 
-def report_samples(records: DataFrame) -> DataFrame:
-    """Samples of replicas' reports."""
+def report_samples() -> Column:
+    """Return the samples of a decoded report (an array of structs), null for one that is none of rows."""
     report = F.col(column_of(REPORT))
-    known = decoded(records, [REPORT]).where(F.col(RECORD_TYPE) == REPORT)
-    sample = _sample("replica", report["node"], report["basis"], report["index"])
-    named = known.select("log", "shard", F.col("timestamp").alias("time"), sample.alias("s"))
-    return named.select("log", "shard", "time", "s.*")
+    sample = F.array(_sample("replica", report["node"], report["basis"], report["index"]))
+    return F.when(F.col(RECORD_TYPE) == REPORT, sample)
 
 
 def _sample(metric: str, kind: Column | str, status: Column | str, amount: Column) -> Column:
-    return F.struct(
-        F.lit(metric).alias("metric"),
-        (F.lit(kind) if isinstance(kind, str) else kind).alias("kind"),
-        (F.lit(status) if isinstance(status, str) else status).alias("status"),
-        amount.cast("double").alias("amount"),
-    )
+    names = (F.lit(one) if isinstance(one, str) else one for one in (kind, status))
+    return F.struct(F.concat_ws(SEPARATOR, F.lit(metric), *names).alias("name"), amount.cast("long").alias("amount"))
 
 
 def _is(kind: str) -> Any:
@@ -142,23 +139,3 @@ def _projected(name: str, wanted: tuple[str, ...]) -> str:
     schema = json.loads(schema_text(name))
     schema["fields"] = [field for field in schema["fields"] if field["name"] in wanted]
     return json.dumps(schema)
-
-
-def _light_request_batch() -> Any:
-    """RequestBatch's schema without the requests themselves."""
-    schema = json.loads(schema_text(REQUEST_BATCH))
-    for field in schema["fields"]:
-        if field["name"] == "requests":
-            request = field["type"]["items"]
-            request["fields"] = [f for f in request["fields"] if f["name"] in ("first_sent_at_ms", "request_type")]
-    return schema
-
-
-def _light_batch() -> Any:
-    """Batch's schema with operations reduced to their kind and a Merge's operand (which may be a row of blockTable)."""
-    schema = json.loads(schema_text(BATCH))
-    for field in schema["fields"]:
-        if field["name"] == "operations":
-            for operation in field["type"]["items"]:
-                operation["fields"] = [f for f in operation["fields"] if f["name"] in ("cf", "name", "operand")]
-    return schema

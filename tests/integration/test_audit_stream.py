@@ -33,8 +33,9 @@ from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.batch.audit_once import audit_once
 from spark_streaming.configuration.audit_config import AuditConfig, config_from
 from spark_streaming.dashboard import follow
-from spark_streaming.jobs.audit_stream import STOP_SECONDS, Reporter
+from spark_streaming.jobs.audit_stream import Reporter
 from spark_streaming.jobs.health import JobHealth
+from spark_streaming.jobs.running_query import STOP_SECONDS
 from spark_streaming.jobs.wake_ups import WakeUps
 from spark_streaming.records.logs import KNOWN_LOGS
 from spark_streaming.verdicts.query import start

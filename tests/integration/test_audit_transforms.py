@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,13 @@ from schemas.records.messages import AuditReport
 from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.batch import counting, oracle
 from spark_streaming.records.logs import KNOWN_LOGS
-from spark_streaming.records.transforms import log_rows, report_rows
+from spark_streaming.records.transforms import LOG_SOURCE, audit_rows, log_rows, report_rows
 from spark_streaming.verdicts.audit import log_row, report
-from spark_streaming.windows.core.window_book import Amounts, ChangedWindow, RowKey, WindowBook
-from spark_streaming.windows.samples import LOGGED, samples
-from spark_streaming.windows.sums import added_up, sample_of
+from spark_streaming.windows.core.sampling import LOG, REPORTS, SEPARATOR, Sampling
+from spark_streaming.windows.core.window_book import Amounts, ChangedWindow, WindowBook
+from spark_streaming.windows.samples import LOGGED, ROW_SAMPLES
 from tests.support.audit import auditmodel
-from tests.support.audit.spark import APPENDED_AT, raw_records, spark
+from tests.support.audit.spark import APPENDED_AT, raw_records
 from tests.support.logs.logbuilder import START_MS, LogBuilder, counter, digest, ordinary_log, row_hash, total_hex
 from tests.support.logs.pipelinelog import PipelineLog, ordinary_pipeline
 
@@ -401,64 +400,33 @@ def test_what_cannot_be_decoded_is_counted_all_the_same():
     result = replace(log.result(), response=b"nonsense")
     log.count(log.batch_of([], [result, log.result(status="NO_SUCH_KEY")], 2))
     values = [*log.values, b"garbage", None]
-    found = samples(raw_records({0: values}), raw_records({0: []})).collect()
-    assert [row.amount for row in found if (row.metric, row.kind) == ("record", "undecodable")] == [7.0, 0.0]
-    assert sorted(row.status for row in found if row.metric == "request") == ["?", "NO_SUCH_KEY"]
-    assert [row.amount for row in found if row.metric == "log_index"] == [2.0]
-    assert {row.shard for row in found} == {0}
-    assert {row.time.timestamp() for row in found} == {APPENDED_AT.timestamp()}
-
-
-def test_a_window_adds_up_the_amounts_of_its_seconds():
-    rows = [
-        (OM_LOG, 3, APPENDED_AT + timedelta(seconds=second), "request", "CreateKey", "OK", float(amount))
-        for second, amount in [(0, 1), (4, 2), (9, 3), (9, 100), (10, 7)]
+    rows = samples(raw_records({0: values}), raw_records({0: []})).collect()
+    found = [
+        (*name.split(SEPARATOR), amount)
+        for row in rows
+        for name, amount in zip(row.sample_names, row.sample_amounts, strict=True)
     ]
-    frame = spark().createDataFrame(
-        rows, "log string, shard int, time timestamp, metric string, kind string, status string, amount double"
-    )
-    found = book_of(frame)
-    assert {one.stream for one in found} == {(OM_LOG, 3, "log")}
-    assert [one.start_ms - APPENDED_AT.timestamp() * 1000 for one in found] == [0, 10_000]
-    first, second = (one.rows[RowKey("request", "CreateKey", "OK")] for one in found)
-    assert (first.count, first.total, first.greatest, first.percentile(0.5), first.percentile(0.99)) == (
-        4, 106, 100, 2, 100,
-    )  # fmt: skip
-    assert (second.count, second.total) == (1, 7)
+    assert [amount for metric, kind, _, amount in found if (metric, kind) == ("record", "undecodable")] == [7, 0]
+    assert sorted(status for metric, _, status, _ in found if metric == "request") == ["?", "NO_SUCH_KEY"]
+    assert [amount for metric, _, _, amount in found if metric == "log_index"] == [2]
+    assert {(row.shard, row.appended_ms) for row in rows} == {(0, APPENDED_AT.timestamp() * 1000)}
 
 
-def test_windows_are_exact_after_a_backlog_in_many_micro_batches_and_with_skewed_partitions():
-    """One partition begins hours after the other; each is read in pieces, the reports all at first."""
-    frames: list[tuple[Any, ...]] = []
-    for shard, hours, count in ((0, 0, 90), (1, 5, 7)):
-        times = [(n, APPENDED_AT + timedelta(hours=hours, seconds=4 * n)) for n in range(count)]
-        frames += [(OM_LOG, shard, time, "operation", "put", "", float(n)) for n, time in times]
-        frames += [(OM_LOG, shard, time, "replica", "om1", "incremental", float(n)) for n, time in times]
-    columns = "log string, shard int, time timestamp, metric string, kind string, status string, amount double"
-    oracle_says = sums_of(book_of(spark().createDataFrame(frames, columns)))
-    pieces = [[row for row in frames if row[3] == "replica"]]
-    puts = [row for row in frames if row[3] == "operation"]
-    pieces += [[row for row in puts if row[1] == 1], *(puts[n : n + 30] for n in range(0, 90, 30))]
-    book = WindowBook(10_000)
-    found: dict[Any, tuple[int, int]] = {}
-    for number, piece in enumerate(pieces):
-        frame = spark().createDataFrame(piece, columns)
-        found |= sums_of(book.take(number, map(sample_of, added_up(frame, window_ms=10_000).collect())))
-    assert found == oracle_says
-    assert sum(total for *_, total in found.values()) == 2 * (sum(range(90)) + sum(range(7)))
+def samples(log: DataFrame, reports: DataFrame) -> DataFrame:
+    """The rows that the operator takes, as far as windows are made of them."""
+    rows = audit_rows(log, reports, KNOWN_LOGS, ROW_SAMPLES)
+    return rows.select("log", "shard", "source", "appended_ms", "sample_names", "sample_amounts")
 
 
 def book_of(found: DataFrame) -> list[ChangedWindow]:
     """Windows of all samples at once."""
-    return WindowBook(10_000).take(0, map(sample_of, added_up(found, window_ms=10_000).collect()))
-
-
-def sums_of(windows: list[ChangedWindow]) -> dict[Any, tuple[int, int]]:
-    return {
-        (one.stream, one.start_ms, row): (amounts.count, amounts.total)
-        for one in windows
-        for row, amounts in one.rows.items()
-    }
+    partitions: dict[tuple[str, int], Sampling] = {}
+    for row in found.where("sample_names is not null").collect():
+        source = LOG if row.source == LOG_SOURCE else REPORTS
+        partitions.setdefault((row.log, row.shard), Sampling(10_000)).add(
+            source, row.appended_ms, row.sample_names, np.array(row.sample_amounts, dtype=np.int64)
+        )
+    return WindowBook(10_000).take(0, (one for place, found in partitions.items() for one in found.samples(*place)))
 
 
 def rows_of(found: DataFrame) -> dict[tuple[str, str, str], Amounts]:

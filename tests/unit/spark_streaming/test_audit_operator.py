@@ -22,6 +22,7 @@ from spark_streaming.records.transforms import AUDIT_SCHEMA
 from spark_streaming.verdicts.audit import MAX_SLOTS, AuditProcessor, log_row, report, verdict_value
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.shard_state import MatchingLimits
+from spark_streaming.windows.sample_text import decoded_samples
 from tests.support.audit import auditmodel
 from tests.support.audit.spark_state import GroupState, TimerValues
 from tests.support.local.memory_broker import memory_broker
@@ -70,8 +71,9 @@ class Operator:
 
     def __init__(
         self, log: str = OM_LOG, shard: int = 0, *, timers: bool = True, servers: str = "",
-        limits: MatchingLimits | None = None,
+        limits: MatchingLimits | None = None, window_ms: int = 0,
     ) -> None:  # fmt: skip
+        self.window_ms = window_ms
         self.key = (log, shard)
         self.servers = servers
         self.limits = limits
@@ -80,7 +82,9 @@ class Operator:
 
     def started(self) -> AuditProcessor:
         limits = self.limits or LIMITS
-        processor = AuditProcessor(KNOWN_LOGS, limits, timers=self.timers, bootstrap_servers=self.servers)
+        processor = AuditProcessor(
+            KNOWN_LOGS, limits, timers=self.timers, bootstrap_servers=self.servers, window_ms=self.window_ms
+        )
         processor.init(self.state)
         return processor
 
@@ -197,6 +201,23 @@ def test_what_is_left_of_them_is_taken_at_the_next_timer():
         while len(found) < len(sent):
             found += told(operator.expire(1000))
     assert sorted(found) == sorted((one.node, "equal", one.barrier_offset) for one in sent)
+
+
+def test_samples_for_the_windows_are_added_up_by_partition():
+    rows = log_frame(ordinary_log())
+    rows["appended_ms"] = 12_345
+    rows["sample_names"] = [np.array([f"record\t{kind}\t", "all\t\t"], dtype=object) for kind in rows["kind"]]
+    rows["sample_amounts"] = [np.array([7, 1], dtype=np.int64) for _ in range(len(rows))]
+    sent = report_row(ordinary_log().report(ordinary_log().barriers[0]))
+    reports = frame(sent | {"appended_ms": 23_456, "sample_names": ["replica\tom1\t"], "sample_amounts": [4]})
+    (found,) = (row for row in Operator(window_ms=10_000).take(rows, reports) if row.finding == "samples")
+    samples = list(decoded_samples(found.log, found.shard, found.value))
+    total = {
+        (one.stream.source, one.start_ms, one.row.metric): one.total for one in samples if one.row.metric != "record"
+    }
+    assert total == {("log", 10_000, "all"): len(rows), ("reports", 20_000, "replica"): 4}
+    assert sum(one.total for one in samples if one.row.metric == "record") == 7 * len(rows)
+    assert all(row.finding != "samples" for row in Operator().take(rows, reports)), "if no windows are wanted"
 
 
 def test_findings_are_the_logs_digest_and_the_replicas_verdicts():
