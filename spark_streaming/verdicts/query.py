@@ -13,7 +13,6 @@ from spark_streaming.records import sources
 from spark_streaming.records.transforms import audit_rows, no_rows
 from spark_streaming.verdicts.audit import audit
 from spark_streaming.verdicts.sinks import FindingSink
-from spark_streaming.windows.samples import ROW_SAMPLES
 
 QUERY_NAME = "audit"
 """As metrics and Spark's progress name it."""
@@ -32,8 +31,6 @@ def findings(session: SparkSession, config: AuditConfig, *, timers: bool, window
     rows = audit_rows(
         sources.stream(session, sources.log_source(servers, logs), per_trigger=config.records_per_trigger),
         sources.stream(session, sources.reports_source(servers, logs), per_trigger=config.reports_per_trigger),
-        logs,
-        ROW_SAMPLES if windows else None,
     )
     if timers:
         rows = rows.unionByName(no_rows(sources.wake_ups(session, servers, config.stats_topic)))

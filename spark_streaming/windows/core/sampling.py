@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from spark_streaming.windows.core.window_book import BUCKET_RATIO, RowKey, Sample, WindowStream
 
-SEPARATOR = "\t"
-"""Between metric, kind and status in a sample's name."""
-
 LOG = "log"
 REPORTS = "reports"
+KNOWN_BUCKETS = 65_536
+"""Amounts whose buckets are remembered: latencies repeat."""
 
-Amounts64 = NDArray[np.int64]
-Group = tuple[str, int, str, int]
-"""Source, beginning of the window in ms, name, bucket."""
+RecordSamples = Mapping[tuple[RowKey, int], int]
+"""Row and amount, and how often the record gives it."""
+
+Group = tuple[str, int, RowKey, int]
+"""Source, beginning of the window in ms, row, bucket."""
 
 
-def buckets_of(amounts: Amounts64) -> NDArray[np.int64]:
-    """Return the bucket of each amount (:func:`amount_of`): 0 for 0 and less.
+@lru_cache(KNOWN_BUCKETS)
+def bucket_of(amount: int) -> int:
+    """Return the bucket of an amount (:func:`amount_of`): 0 for 0 and less.
 
-    >>> buckets_of(np.array([-5, 0, 1, 2, 1015])).tolist()
+    >>> [bucket_of(amount) for amount in (-5, 0, 1, 2, 1015)]
     [0, 0, 1, 18, 177]
     """
-    logarithms = np.log(np.maximum(amounts, 1)) / math.log(BUCKET_RATIO)
-    return np.where(amounts > 0, np.maximum(1, np.ceil(logarithms)), 0).astype(np.int64)
+    return max(1, math.ceil(math.log(amount) / math.log(BUCKET_RATIO))) if amount > 0 else 0
 
 
 class Sampling:
@@ -38,23 +37,23 @@ class Sampling:
         self._window_ms = window_ms
         self._groups: dict[Group, list[int]] = {}
 
-    def add(self, source: str, appended_ms: int, names: Sequence[str], amounts: Amounts64) -> None:
+    def add(self, source: str, appended_ms: int, samples: RecordSamples) -> None:
         """Add the samples of a record that was appended at ``appended_ms``."""
         start_ms = appended_ms // self._window_ms * self._window_ms
-        for name, amount, bucket in zip(names, amounts.tolist(), buckets_of(amounts).tolist(), strict=True):
-            group = self._groups.get((source, start_ms, name, bucket))
+        for (row, amount), count in samples.items():
+            place = (source, start_ms, row, bucket_of(amount))
+            group = self._groups.get(place)
             if group is None:
-                self._groups[source, start_ms, name, bucket] = [1, amount, amount]
+                self._groups[place] = [count, amount * count, amount]
                 continue
-            group[0] += 1
-            group[1] += amount
+            group[0] += count
+            group[1] += amount * count
             group[2] = max(group[2], amount)
 
     def samples(self, log: str, shard: int) -> Iterator[Sample]:
         """Yield all groups of a partition as the book takes them."""
-        for (source, start_ms, name, bucket), (count, total, greatest) in self._groups.items():
-            metric, kind, status = (*name.split(SEPARATOR, 2), "", "")[:3]
+        for (source, start_ms, row, bucket), (count, total, greatest) in self._groups.items():
             yield Sample(
-                stream=WindowStream(log, shard, source), start_ms=start_ms, row=RowKey(metric, kind, status),
-                bucket=bucket, samples=count, total=total, greatest=greatest,
+                stream=WindowStream(log, shard, source), start_ms=start_ms, row=row, bucket=bucket, samples=count,
+                total=total, greatest=greatest,
             )  # fmt: skip

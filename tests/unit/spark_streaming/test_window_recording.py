@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,27 +15,27 @@ from hypothesis import strategies as st
 from schemas.codecs.codec import decode_as
 from schemas.records.messages import WindowStats
 from spark_streaming.windows.core.reading_windows import LatestWindows, lags, rows_of
-from spark_streaming.windows.core.sampling import LOG, REPORTS, Sampling, buckets_of
+from spark_streaming.windows.core.sampling import LOG, REPORTS, Sampling, bucket_of
 from spark_streaming.windows.core.window_book import BUCKET_RATIO, KEPT_WINDOWS, RowKey, Sample, amount_of
 from spark_streaming.windows.recording import WindowRecorder
 from spark_streaming.windows.sample_text import decoded_samples, encoded_samples
 
 WINDOW_MS = 10_000
-NAME = "request\tCreateKey\tOK"
+ROW = RowKey("request", "CreateKey", "OK")
 
 
-def found(*records: tuple[str, int, str, int], shard: int = 0) -> list[Sample]:
-    """Samples of records (source, appended_ms, name, amount) through the operator's text."""
+def found(*records: tuple[str, int, RowKey, int], shard: int = 0) -> list[Sample]:
+    """Samples of records (source, appended_ms, row, amount) through the operator's text."""
     sampling = Sampling(WINDOW_MS)
-    for source, appended_ms, name, amount in records:
-        sampling.add(source, appended_ms, [name], np.array([amount], dtype=np.int64))
+    for source, appended_ms, row, amount in records:
+        sampling.add(source, appended_ms, {(row, amount): 1})
     value = encoded_samples(sampling.samples("om.log", shard))
     return [] if value is None else list(decoded_samples("om.log", shard, value))
 
 
 def test_samples_of_one_window_row_and_bucket_are_one_group():
     one, other, later = found(
-        (LOG, 1_000, NAME, 100), (LOG, 9_999, NAME, 101), (LOG, 9_999, NAME, 7), (LOG, 10_000, NAME, 100)
+        (LOG, 1_000, ROW, 100), (LOG, 9_999, ROW, 101), (LOG, 9_999, ROW, 7), (LOG, 10_000, ROW, 100)
     )
     assert (one.stream.log, one.stream.shard, one.stream.source) == ("om.log", 0, "log")
     assert (one.start_ms, one.row, one.samples, one.total, one.greatest) == (
@@ -48,28 +47,40 @@ def test_samples_of_one_window_row_and_bucket_are_one_group():
 
 
 def test_names_of_strangers_are_names_all_the_same():
-    (tabs,) = found((LOG, 0, "request\ta\tb\tc", 1))
-    (short,) = found((LOG, 0, "request", 1))
-    assert (tabs.row, short.row) == (RowKey("request", "a", "b\tc"), RowKey("request", "", ""))
+    (one,) = found((LOG, 0, RowKey("request", 'a\tb"', "\u2028"), 1))
+    assert one.row == RowKey("request", 'a\tb"', "\u2028")
 
 
-@given(st.lists(st.integers(-(2**62), 2**62)))
-def test_a_bucket_stands_for_its_amounts(amounts: list[int]):
-    for amount, bucket in zip(amounts, buckets_of(np.array(amounts, dtype=np.int64)).tolist(), strict=True):
-        assert (bucket == 0) == (amount <= 0)
-        if 0 < amount < 10**9:
-            assert abs(amount_of(bucket) - amount) <= max(1, amount * (BUCKET_RATIO - 1))
+def test_a_sample_counts_as_often_as_its_record_gives_it():
+    sampling = Sampling(WINDOW_MS)
+    sampling.add(LOG, 0, {(ROW, 5): 3, (ROW, 2**40): 1})
+    assert [(one.samples, one.total, one.greatest) for one in sampling.samples("om.log", 0)] == [
+        (3, 15, 5), (1, 2**40, 2**40),
+    ]  # fmt: skip
+
+
+@given(st.integers(-(2**62), 2**62))
+def test_a_bucket_stands_for_its_amounts(amount: int):
+    bucket = bucket_of(amount)
+    assert (bucket == 0) == (amount <= 0)
+    if 0 < amount < 10**9:
+        assert abs(amount_of(bucket) - amount) <= max(1, amount * (BUCKET_RATIO - 1))
 
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from([LOG, REPORTS]), st.integers(0, 50_000), st.sampled_from("abc"), st.integers(0, 99))
+        st.tuples(
+            st.sampled_from([LOG, REPORTS]),
+            st.integers(0, 50_000),
+            st.sampled_from([RowKey(metric, "", "") for metric in "abc"]),
+            st.integers(0, 99),
+        )
     )
 )
-def test_nothing_is_lost_on_the_way(records: list[tuple[str, int, str, int]]):
+def test_nothing_is_lost_on_the_way(records: list[tuple[str, int, RowKey, int]]):
     wanted: Counter[Any] = Counter()
-    for source, appended_ms, name, amount in records:
-        wanted[source, appended_ms // WINDOW_MS * WINDOW_MS, name] += amount
+    for source, appended_ms, row, amount in records:
+        wanted[source, appended_ms // WINDOW_MS * WINDOW_MS, row.metric] += amount
     said: Counter[Any] = Counter()
     for one in found(*records):
         said[one.stream.source, one.start_ms, one.row.metric] += one.total
@@ -94,8 +105,8 @@ def recorder(sent: Any, folder: Path, every_s: float = 0.0) -> WindowRecorder:
     return WindowRecorder(sender=sent, state=folder / "w.json", seconds=10, cluster="c", send_every_s=every_s)
 
 
-def put(start: int) -> tuple[str, int, str, int]:
-    return LOG, start * WINDOW_MS, "operation\tput\t", 1
+def put(start: int) -> tuple[str, int, RowKey, int]:
+    return LOG, start * WINDOW_MS, RowKey("operation", "put", ""), 1
 
 
 def totals(windows: list[WindowStats]) -> dict[int, int]:
@@ -110,7 +121,7 @@ def totals(windows: list[WindowStats]) -> dict[int, int]:
 def test_a_repeated_micro_batch_changes_nothing_also_after_a_restart(tmp_path: Path):
     """Of two micro-batches each window has both."""
     sent = Sent()
-    samples = found(put(0), (LOG, 0, "log_index\t\t", 5), (REPORTS, 0, "replica\tom1\tincremental", 4))
+    samples = found(put(0), (LOG, 0, RowKey("log_index", "", ""), 5), (REPORTS, 0, RowKey("replica", "om1", "incremental"), 4))
     recorder(sent, tmp_path).take(1, [])
     assert sent.records == []
     for batch_id in (2, 2, 3):
