@@ -121,7 +121,9 @@ def totals(windows: list[WindowStats]) -> dict[int, int]:
 def test_a_repeated_micro_batch_changes_nothing_also_after_a_restart(tmp_path: Path):
     """Of two micro-batches each window has both."""
     sent = Sent()
-    samples = found(put(0), (LOG, 0, RowKey("log_index", "", ""), 5), (REPORTS, 0, RowKey("replica", "om1", "incremental"), 4))
+    samples = found(
+        put(0), (LOG, 0, RowKey("log_index", "", ""), 5), (REPORTS, 0, RowKey("replica", "om1", "incremental"), 4)
+    )
     recorder(sent, tmp_path).take(1, [])
     assert sent.records == []
     for batch_id in (2, 2, 3):
