@@ -1,4 +1,4 @@
-"""The running audit: ``python -m spark_streaming.jobs.audit_stream --config FILE``.
+"""The running audit: ``python -m spark_streaming.jobs.audit_stream --config FILE``, or by ``spark-submit``.
 
 Reads om.log and om.audit from their beginnings or from the checkpoint, writes verdicts to om.verdicts and Parquet.
 
@@ -43,7 +43,7 @@ from spark_streaming.records.checkpoints import begin_anew_if_trimmed, committed
 from spark_streaming.records.logs import topic_partitions
 from spark_streaming.records.news import News
 from spark_streaming.records.sender import Sender
-from spark_streaming.records.session import build_session, give_memory_back
+from spark_streaming.records.session import build_session, give_memory_back, is_submitted
 from spark_streaming.verdicts.core.shard_state import LogBarrier
 from spark_streaming.verdicts.core.words import LOG, UNKNOWN
 from spark_streaming.verdicts.query import QUERY_NAME, SLOW_STARTS, SLOW_WORKER, start
@@ -132,7 +132,7 @@ def _run(config: AuditConfig, health: JobHealth, metrics: AuditMetrics) -> int:
         return _fail(health, str(error))
     # A sink's exception fails its query, and is told then; Py4J would print its stack as well.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    session = build_session(replace(config.spark(), empty_batches=not has_stats))
+    session = build_session(replace(config.spark(submitted=is_submitted()), empty_batches=not has_stats))
     listen(session, metrics)
     stats = Sender(config.bootstrap_servers, config.stats_topic) if has_stats else None
     naming = KeyNaming(ReplicaRows(config.addresses), NamedVerdicts(config, health).send)

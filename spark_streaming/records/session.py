@@ -1,4 +1,4 @@
-"""The Spark session, from one frozen settings object; nothing here reads the environment or a file.
+"""The Spark session, from one frozen settings object; ``is_submitted`` alone reads the environment.
 
 Spark's connector jars are the caller's: ``stratolog`` fetches them once and passes their paths. All that Spark writes
 (shuffle files, native libraries, state) lies under ``work_dir``.
@@ -52,6 +52,9 @@ class SparkSettings:
     started with. ``driver_memory`` in Java's notation. ``driver_host``: name by which the executors of
     another machine reach this process, which then listens on all addresses. ``empty_batches``: whether a query with
     timers runs a micro-batch at every trigger, though nothing is new.
+
+    ``submitted``: ``spark-submit`` has started this process. Then its options say what the master is, which jars and
+    which Python the executors take, and how much memory there is; nothing that is named here goes to them.
     """
 
     jars: tuple[Path, ...]
@@ -63,6 +66,12 @@ class SparkSettings:
     driver_host: str = LOOPBACK
     empty_batches: bool = True
     log_level: str = LOG_LEVEL
+    submitted: bool = False
+
+
+def is_submitted() -> bool:
+    """Say whether ``spark-submit`` has started this process; ask before the first session is built."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def build_session(settings: SparkSettings) -> SparkSession:
@@ -75,16 +84,14 @@ def build_session(settings: SparkSettings) -> SparkSession:
             raise FileNotFoundError(f"Spark jar not found: {jar}")
     if settings.shuffle_partitions < 1:
         raise ValueError(f"shuffle_partitions must be at least 1, not {settings.shuffle_partitions}")
-    work_dir = settings.work_dir.resolve()
-    temporary = work_dir / "tmp"
-    temporary.mkdir(parents=True, exist_ok=True)
-    # PySpark reads the worker's interpreter from the environment only.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    if settings.driver_host == LOOPBACK:
-        os.environ["SPARK_LOCAL_IP"] = LOOPBACK
-    builder = SparkSession.builder.master(settings.master).appName(settings.app_name)
-    for name, value in _configuration(settings, work_dir, temporary).items():
+    builder = SparkSession.builder.appName(settings.app_name)
+    options = _queries(settings)
+    if settings.submitted:
+        options |= _submitted(settings)
+    else:
+        options |= _own(settings)
+        builder = builder.master(settings.master)
+    for name, value in options.items():
         builder = builder.config(name, value)
     session: SparkSession = builder.getOrCreate()
     session.sparkContext.setLogLevel(settings.log_level)
@@ -98,7 +105,15 @@ def give_memory_back(session: SparkSession) -> None:
         java.System.gc()
 
 
-def _configuration(settings: SparkSettings, work_dir: Path, temporary: Path) -> dict[str, str]:
+def _own(settings: SparkSettings) -> dict[str, str]:
+    """Return what the Java that this process starts is told; sets what PySpark takes from the environment alone."""
+    work_dir = settings.work_dir.resolve()
+    temporary = work_dir / "tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if settings.driver_host == LOOPBACK:
+        os.environ["SPARK_LOCAL_IP"] = LOOPBACK
     return {
         "spark.jars": ",".join(str(jar.resolve()) for jar in settings.jars),
         "spark.driver.host": settings.driver_host,
@@ -112,6 +127,19 @@ def _configuration(settings: SparkSettings, work_dir: Path, temporary: Path) -> 
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
+    }
+
+
+def _submitted(settings: SparkSettings) -> dict[str, str]:
+    """Return the driver's address, if one is named: else Spark takes this machine's name, or spark-submit's option."""
+    if settings.driver_host == LOOPBACK:
+        return {}
+    return {"spark.driver.host": settings.driver_host, "spark.driver.bindAddress": ANY_ADDRESS}
+
+
+def _queries(settings: SparkSettings) -> dict[str, str]:
+    """Return how queries run, wherever that is."""
+    return {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(settings.shuffle_partitions),
         # The checkpoint depends on the number of the stateful operator's partitions: adaptive execution must not merge

@@ -16,6 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from pyspark.sql import types as T  # noqa: N812
 
+from schemas.column_families import BUCKETS
 from spark_streaming.records.core.reading import (
     BARRIER,
     BATCH,
@@ -30,6 +31,8 @@ from spark_streaming.records.core.reading import (
 from spark_streaming.records.decode import ERROR, RECORD_TYPE, column_of, decoded, schema_text
 
 BLOCK_REPORT = "BlockReport"
+UNKNOWN_SLOT = -1
+"""Slot of a row whose column family is not in the auditor's list."""
 
 _TEXTS = T.ArrayType(T.StringType())
 
@@ -83,6 +86,10 @@ floats.
 LOG_SOURCE = "log"
 REPORT_SOURCE = "report"
 
+TASK = "task"
+TASK_TRIES = 8
+"""For each task; the share of partitions that find no number is about exp(-TASK_TRIES)."""
+
 
 def audit_rows(log: DataFrame, reports: DataFrame) -> DataFrame:
     """Return records of logs and reports as one frame of AUDIT_SCHEMA."""
@@ -97,6 +104,20 @@ def _raw_rows(records: DataFrame, source: str) -> DataFrame:
 def no_rows(frame: DataFrame) -> DataFrame:
     """Return a frame without rows as one of AUDIT_SCHEMA."""
     return frame.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in AUDIT_SCHEMA))
+
+
+def with_tasks(rows: DataFrame, tasks: int) -> DataFrame:
+    """Add TASK, a number by which ``groupBy("log", "shard", TASK)`` spreads the partitions of a log over all tasks.
+
+    Spark gives a group to the task that the hash of its key names, so of eight shards three may share a task while
+    three tasks have none. The number is the first that leads to the wanted task, the shard's number (modulo ``tasks``)
+    counted from a beginning of each log's own. It depends on nothing else, so that state is found again. If no number
+    below TASK_TRIES leads there (of three thousand partitions one), 0 is taken.
+    """
+    wanted = F.pmod(F.col("shard") + F.pmod(F.hash("log"), F.lit(tasks)), F.lit(tasks))
+    numbers = F.sequence(F.lit(0), F.lit(TASK_TRIES * tasks - 1))
+    leads = F.filter(numbers, lambda number: F.pmod(F.hash("log", "shard", number), F.lit(tasks)) == wanted)
+    return rows.withColumn(TASK, F.coalesce(F.get(leads, 0), F.lit(0)))
 
 
 def header_rows(records: DataFrame) -> DataFrame:
@@ -163,6 +184,13 @@ def retry_key(result: Column) -> Column:
 def retry_value(result: Column) -> Column:
     """Return the value of a result's retry row: request_hash (16) + response."""
     return F.concat(result["request_hash"], result["response"])
+
+
+def slot_of(family: Column, key: Column, families: Column) -> Column:
+    """Return the digest slot of a row, UNKNOWN_SLOT if its column family is not in ``families``."""
+    position = F.array_position(families, family)
+    bucket = F.xxhash64(family, key).bitwiseAND(F.lit(BUCKETS - 1).cast("long"))
+    return F.when(position > 0, (position - 1) * BUCKETS + bucket).otherwise(F.lit(UNKNOWN_SLOT).cast("long"))
 
 
 _COUNTING = tuple(kind for kind in LOG_RECORD_TYPES if kind != CLAIM)

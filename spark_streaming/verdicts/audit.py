@@ -22,7 +22,7 @@ from schemas.records.datanode import BlockReport
 from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG
 from spark_streaming.records.logs import AuditedLog
-from spark_streaming.records.transforms import LOG_SOURCE
+from spark_streaming.records.transforms import LOG_SOURCE, TASK
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.inputs import LogRow, ReplicaReport
 from spark_streaming.verdicts.core.matching import ShardAudit
@@ -78,7 +78,7 @@ def audit(
     rows: DataFrame, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool = True, cluster: str = "",
     bootstrap_servers: str = "", window_ms: int = 0,
 ) -> DataFrame:  # fmt: skip
-    """Audit a stream of AUDIT_SCHEMA rows; return findings (FINDING_SCHEMA).
+    """Audit a stream of AUDIT_SCHEMA rows with their TASK; return findings (FINDING_SCHEMA).
 
     ``cluster`` is the cluster's name, for logs whose Genesis has been trimmed away. ``bootstrap_servers``: where
     reports that were held back are read again; without them they are judged ``unknown``. ``window_ms``: the length of
@@ -86,7 +86,7 @@ def audit(
     report is judged. Use that for a query that must end with its input: Spark runs micro-batch after micro-batch for a
     query that has processing-time timers.
     """
-    return rows.groupBy("log", "shard").transformWithStateInPandas(
+    return rows.groupBy("log", "shard", TASK).transformWithStateInPandas(
         AuditProcessor(
             logs, limits, timers=timers, cluster=cluster, bootstrap_servers=bootstrap_servers, window_ms=window_ms
         ),

@@ -10,7 +10,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_streaming.configuration.audit_config import AuditConfig
 from spark_streaming.records import sources
-from spark_streaming.records.transforms import audit_rows, no_rows
+from spark_streaming.records.transforms import audit_rows, no_rows, with_tasks
 from spark_streaming.verdicts.audit import audit
 from spark_streaming.verdicts.sinks import FindingSink
 
@@ -37,7 +37,7 @@ def findings(session: SparkSession, config: AuditConfig, *, timers: bool, window
     # Without timers nothing would take the rest of what was held back.
     limits = config.limits if timers else replace(config.limits, taken_back=sys.maxsize)
     return audit(
-        rows, logs, limits, timers=timers, cluster=config.cluster, bootstrap_servers=servers,
+        with_tasks(rows, config.shuffle_partitions), logs, limits, timers=timers, cluster=config.cluster, bootstrap_servers=servers,
         window_ms=config.window_seconds * 1000 if windows else 0,
     )  # fmt: skip
 
@@ -50,7 +50,7 @@ def start(
     session.conf.set("spark.sql.shuffle.partitions", str(config.shuffle_partitions))
     rows = findings(session, config, timers=not once, windows=windows)
     writer = rows.writeStream.queryName(QUERY_NAME).outputMode("update").foreachBatch(sink)
-    writer = writer.option("checkpointLocation", str(config.checkpoint_dir.resolve()))
+    writer = writer.option("checkpointLocation", str(config.checkpoint_dir.absolute()))
     if once:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{config.trigger_ms} milliseconds").start()
