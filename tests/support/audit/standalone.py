@@ -20,7 +20,7 @@ from stratolog.local.processes import free_ports
 
 SPARK_HOME = Path(pyspark.__file__).parent
 DAEMON = "org.apache.spark.deploy"
-WAIT_SECONDS = 120
+WAIT_SECONDS = 300
 
 
 def own_address() -> str:
