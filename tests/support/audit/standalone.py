@@ -51,7 +51,7 @@ class StandaloneSpark:
 
     def _start(self, kind: str, *arguments: str) -> None:
         name = f"{kind.partition('.')[0]}-{len(self.processes)}"
-        command = [SPARK_HOME / "bin" / "spark-class", f"{DAEMON}.{kind}", "--host", self.host, *arguments]
+        command = [str(SPARK_HOME / "bin" / "spark-class"), f"{DAEMON}.{kind}", "--host", self.host, *arguments]
         environment = os.environ | {"SPARK_DAEMON_MEMORY": "128m", "SPARK_LOCAL_IP": self.host}
         with (self._folder / f"{name}.log").open("wb") as output:
             self.processes.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment))

@@ -23,7 +23,6 @@ from spark_streaming.jobs.audit_stream import AuditTooOld, Reporter
 from spark_streaming.jobs.health import JobHealth
 from spark_streaming.jobs.running_query import MAX_REASON_CHARACTERS, QueryEnd, RunningQuery
 from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
-from spark_streaming.records import batch_gate
 from spark_streaming.records.batch_gate import BatchGate, GateClosed
 from spark_streaming.verdicts.query import QUERY_NAME, SLOW_STARTS, SLOW_WORKER
 
@@ -311,7 +310,7 @@ def quiet_run(path: Path, query: Any) -> QueryEnd:
     return job.run(lambda: next(asked))
 
 
-LOOKED = {"sources": []}
+LOOKED: dict[str, Any] = {"sources": []}
 
 
 def test_a_quiet_query_is_put_to_sleep(path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -334,7 +333,7 @@ def test_a_query_that_has_not_looked_or_is_at_work_is_not_quiet(
 
 def test_a_gate_is_quiet_since_its_last_micro_batch(monkeypatch: pytest.MonkeyPatch):
     now = [100.0]
-    monkeypatch.setattr(batch_gate.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     gate = BatchGate()
     now[0] = 130.0
     assert gate.quiet_s() == 30.0
