@@ -143,9 +143,9 @@ def decode(data: bytes) -> Any:
 
 
 def decode_by_fastavro(data: bytes) -> Any:
-    """Decode a record of any version of its schema by fastavro, resolved to the current one; slower than :func:`decode`.
+    """Decode a record of any version of its schema by fastavro, resolved to the current one.
 
-    Raises as :func:`decode` does.
+    It is slower than :func:`decode`, and raises as that does.
     """
     if data[:2] != MARKER or len(data) < HEADER_BYTES:
         raise Undecodable(f"{len(data)} bytes starting {data[:4].hex()!r} are not single-object encoded Avro")

@@ -33,10 +33,10 @@ class AuditConfig:
     throughput, for ``stats_topic``. ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been
     trimmed away. ``addresses``: by the name of a log, ``host:port`` of the HTTP servers of its nodes; where a replica
     is ``diverged`` they are asked which keys differ.
-    ``checkpoint``: where the query keeps offsets and state, if not under ``work_dir``: executors on other machines write
-    there too, so it is a folder of a file system that all share, under the same path. ``driver_host``: with a
-    ``master`` of another machine, the name of this one. Under ``spark-submit`` its options replace ``master``, ``jars``,
-    ``jars_dir`` and ``driver_memory``. ``metrics_host`` and
+    ``checkpoint``: where the query keeps offsets and state, if not under ``work_dir``: executors on other machines
+    write there too, so it is a folder of a file system that all share, under the same path. ``driver_host``: with a
+    ``master`` of another machine, the name of this one. Under ``spark-submit`` its options replace ``master``,
+    ``jars``, ``jars_dir`` and ``driver_memory``. ``metrics_host`` and
     ``metrics_port``: where the running audit serves its metrics; port 0 is any free one, which the health file names.
     """
 

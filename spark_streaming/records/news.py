@@ -1,4 +1,4 @@
-"""News on topics, waited for cheaply: the brokers answer a fetch when there is a record, and nobody asks for offsets."""
+"""News on topics, waited for cheaply: brokers answer a fetch when there is a record, and nobody asks for offsets."""
 
 from __future__ import annotations
 
