@@ -132,7 +132,7 @@ def decode(data: bytes) -> Any:
     """
     found = _decoders.get(data[:HEADER_BYTES])
     if found is None:
-        return _decode_old(data)
+        return decode_by_fastavro(data)
     name, decoder = found
     try:
         value, end = decoder(data, HEADER_BYTES)
@@ -143,8 +143,11 @@ def decode(data: bytes) -> Any:
     return value
 
 
-def _decode_old(data: bytes) -> Any:
-    """Decode a record of an older version of its schema, resolved to the current one."""
+def decode_by_fastavro(data: bytes) -> Any:
+    """Decode a record of any version of its schema by fastavro, resolved to the current one.
+
+    It is slower than :func:`decode`, and raises as that does.
+    """
     if data[:2] != MARKER or len(data) < HEADER_BYTES:
         raise Undecodable(f"{len(data)} bytes starting {data[:4].hex()!r} are not single-object encoded Avro")
     version = registry.by_fingerprint(data[2:HEADER_BYTES])

@@ -34,9 +34,10 @@ PAUSE_SECONDS = 0.5
 def audit_once(session: SparkSession, config: AuditConfig) -> Json:
     """Audit to the topics' current end; return the result (:mod:`results`). Writes to ``config.work_dir``."""
     gathered = GatheredVerdicts()
-    config.work_dir.mkdir(parents=True, exist_ok=True)
-    checkpoint = Path(tempfile.mkdtemp(prefix="audit-once-", dir=config.work_dir))
-    once = replace(config, work_dir=checkpoint, logs=existing(config.bootstrap_servers, config.logs))
+    shared = config.checkpoint or config.work_dir
+    shared.mkdir(parents=True, exist_ok=True)
+    checkpoint = Path(tempfile.mkdtemp(prefix="audit-once-", dir=shared))
+    once = replace(config, work_dir=checkpoint, checkpoint=None, logs=existing(config.bootstrap_servers, config.logs))
     sink = FindingSink(
         bootstrap_servers=config.bootstrap_servers, topic=None, output_dir=None, on_written=gathered.on_written
     )

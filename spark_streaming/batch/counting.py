@@ -13,9 +13,19 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from spark_streaming.batch.core.computed import LogPoint
-from spark_streaming.records.core.reading import BARRIER, BASE, REQUEST_BATCH, AuditPosition, LogBroken, Ruling, read
+from spark_streaming.records.core.reading import (
+    BARRIER,
+    BASE,
+    GENESIS,
+    REQUEST_BATCH,
+    AuditPosition,
+    GenesisFacts,
+    Header,
+    LogBroken,
+    Ruling,
+    read,
+)
 from spark_streaming.records.transforms import header_rows
-from spark_streaming.verdicts.audit import log_row
 
 EFFECTIVE = "shard int, offset long, kind string, last_index long, shards int, replicas array<string>, broken string"
 """``shards``: of Genesis. ``replicas``: of Genesis and Members. ``broken``: why a log is broken. A row of kind BASE
@@ -48,6 +58,23 @@ def _effective(pieces: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         yield _frame(reader.end())
 
 
+def header_of(row: Any) -> Header:
+    """Translate a pandas row of HEADER_SCHEMA."""
+    genesis = None
+    if row.kind == GENESIS:
+        genesis = GenesisFacts(
+            cluster=row.cluster, shard=row.named_shard, shards=row.shards, replicas=tuple(row.replicas),
+            column_families=tuple(row.column_families),
+        )  # fmt: skip
+    return Header(
+        offset=row.offset, kind=row.kind, error=row.error, term=row.term, nonce=bytes(row.nonce or b""), seq=row.seq,
+        prev_chain=bytes(row.prev_chain or b""), chain_after=bytes(row.chain_after or b""),
+        value=bytes(row.value or b""), node=row.node or "", first_index=row.first_index, last_index=row.last_index,
+        timestamp_ms=row.timestamp_ms, index=row.index, scrub=bool(row.scrub), genesis=genesis,
+        replicas=tuple(row.replicas) if row.replicas is not None else (), feature_level=row.feature_level,
+    )  # fmt: skip
+
+
 def _frame(rows: Iterable[_EffectiveRow]) -> pd.DataFrame:
     return pd.DataFrame(list(rows), columns=list(_EffectiveRow._fields))
 
@@ -77,7 +104,7 @@ class _ShardReader:
             return
         sought, self._offset = self._position.seeks_base, row.offset
         try:
-            self._position, outcome = read(self._position, log_row(row).header)
+            self._position, outcome = read(self._position, header_of(row))
         except LogBroken as broken:
             self._is_broken = True
             yield self._row(None, broken=broken.reason)

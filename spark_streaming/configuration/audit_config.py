@@ -33,12 +33,16 @@ class AuditConfig:
     throughput, for ``stats_topic``. ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been
     trimmed away. ``addresses``: by the name of a log, ``host:port`` of the HTTP servers of its nodes; where a replica
     is ``diverged`` they are asked which keys differ.
-    ``driver_host``: with a ``master`` of another machine, the name of this one. ``metrics_host`` and
+    ``checkpoint``: where the query keeps offsets and state, if not under ``work_dir``: executors on other machines
+    write there too, so it is a folder of a file system that all share, under the same path. ``driver_host``: with a
+    ``master`` of another machine, the name of this one. Under ``spark-submit`` its options replace ``master``,
+    ``jars``, ``jars_dir`` and ``driver_memory``. ``metrics_host`` and
     ``metrics_port``: where the running audit serves its metrics; port 0 is any free one, which the health file names.
     """
 
     bootstrap_servers: str
     work_dir: Path
+    checkpoint: Path | None = None
     jars_dir: Path | None = None
     jars: tuple[Path, ...] = ()
     logs: tuple[AuditedLog, ...] = KNOWN_LOGS
@@ -65,22 +69,17 @@ class AuditConfig:
     @property
     def checkpoint_dir(self) -> Path:
         """Where the audit's query keeps its offsets and state; a new layout has a new name (``verdicts.state``)."""
-        return self.work_dir / "checkpoint-3"
-
-    @property
-    def windows_checkpoint_dir(self) -> Path:
-        """Where the query of windows keeps its own."""
-        return self.work_dir / "windows-checkpoint-3"
+        return (self.checkpoint or self.work_dir) / "checkpoint-4"
 
     @property
     def window_state(self) -> Path:
-        """The windows that are open, and belong to the checkpoint of their query."""
-        return self.work_dir / "windows-3.json"
+        """The windows that are open; they belong to the checkpoint."""
+        return self.work_dir / "windows-5.json"
 
     @property
     def output_dir(self) -> Path:
         """Where Parquet goes: ``verdicts``, ``barriers``. Files are numbered by the micro-batches of the checkpoint."""
-        return self.work_dir / "output-3"
+        return self.work_dir / "output-4"
 
     @property
     def health_file(self) -> Path:
@@ -92,10 +91,12 @@ class AuditConfig:
         """Limits of a shard's audit."""
         return MatchingLimits(report_timeout_ms=self.report_timeout_ms, scan_timeout_ms=self.scan_timeout_ms)
 
-    def spark(self) -> SparkSettings:
-        """Return the session's settings; raises ValueError if no jar is named."""
+    def spark(self, *, submitted: bool = False) -> SparkSettings:
+        """Return the session's settings; raises ValueError if no jar is named, but by spark-submit."""
         jars = self.jars or tuple(sorted(self.jars_dir.glob("*.jar")) if self.jars_dir else ())
-        if not jars:
+        if submitted:
+            jars = ()
+        elif not jars:
             raise ValueError(f"no Spark jars: neither 'jars' nor a *.jar in 'jars_dir' ({self.jars_dir})")
         return SparkSettings(
             jars=jars,
@@ -104,11 +105,12 @@ class AuditConfig:
             shuffle_partitions=self.shuffle_partitions,
             driver_memory=self.driver_memory,
             driver_host=self.driver_host,
+            submitted=submitted,
         )
 
 
 MAX_PORT = 65_535
-_PATHS = ("work_dir", "jars_dir")
+_PATHS = ("work_dir", "checkpoint", "jars_dir")
 _POSITIVE = ("report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_trigger", "reports_per_trigger",
              "shuffle_partitions", "window_seconds", "windows_trigger_ms")  # fmt: skip
 
@@ -125,7 +127,7 @@ def config_from(values: Mapping[str, Any]) -> AuditConfig:
     typed = dict(values)
     for name in _PATHS:
         if typed.get(name) is not None:
-            typed[name] = Path(typed[name])
+            typed[name] = _path(name, typed[name])
     typed["jars"] = tuple(map(Path, typed.get("jars", ())))
     if "logs" in typed:
         typed["logs"] = tuple(map(_audited_log, typed["logs"]))
@@ -141,6 +143,14 @@ def config_from(values: Mapping[str, Any]) -> AuditConfig:
     if type(port) is not int or not 0 <= port <= MAX_PORT:
         raise ValueError(f"metrics_port must be a port or 0, not {port!r}")
     return config
+
+
+def _path(name: str, value: Any) -> Path:
+    if not isinstance(value, str | Path):
+        raise ValueError(f"{name} must be a path, not {value!r}")
+    if "://" in str(value):
+        raise ValueError(f"{name} must be a path, not the URI {value}: the audit itself reads and writes there")
+    return Path(value)
 
 
 def _check_addresses(values: Any) -> None:

@@ -1,4 +1,4 @@
-"""The audit of whole logs, once: ``python -m spark_streaming.jobs.audit_batch --config FILE``.
+"""The audit of whole logs, once: ``python -m spark_streaming.jobs.audit_batch --config FILE``, or by ``spark-submit``.
 
 Reads all topics to their current ends through the same operator as the running audit (with a fresh checkpoint, thrown
 away) and judges every replica at the last barrier of its shard. The oracle then computes that barrier's digest from
@@ -40,7 +40,7 @@ from pyspark.errors import PySparkException
 from spark_streaming.batch.audit_once import audit_once
 from spark_streaming.batch.oracle import OracleError
 from spark_streaming.configuration.audit_config import AuditConfig, load_config
-from spark_streaming.records.session import build_session
+from spark_streaming.records.session import build_session, is_submitted
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         config = load_config(options.config)
-        session = build_session(config.spark())
+        session = build_session(config.spark(submitted=is_submitted()))
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""The running audit: ``python -m spark_streaming.jobs.audit_stream --config FILE``.
+"""The running audit: ``python -m spark_streaming.jobs.audit_stream --config FILE``, or by ``spark-submit``.
 
 Reads om.log and om.audit from their beginnings or from the checkpoint, writes verdicts to om.verdicts and Parquet.
 
@@ -8,6 +8,7 @@ Reads om.log and om.audit from their beginnings or from the checkpoint, writes v
 - If newer software has written the log, the replicas are ``unknown`` and the status is 1. The micro-batch is not
   committed: the upgraded audit goes on there.
 - If a query fails otherwise, the status is 1.
+- If nothing is written for a while, the queries are stopped, and started again when there are records.
 
 ``health.json`` in the work directory holds the job's state.
 """
@@ -15,18 +16,16 @@ Reads om.log and om.audit from their beginnings or from the checkpoint, writes v
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
 from confluent_kafka import KafkaException
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -35,27 +34,24 @@ from spark_streaming.configuration.audit_config import AuditConfig, load_config
 from spark_streaming.jobs.audit_metrics import AuditMetrics, listen
 from spark_streaming.jobs.health import JobHealth
 from spark_streaming.jobs.metrics_server import MetricsServer
-from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
+from spark_streaming.jobs.running_query import POLL_SECONDS, QueryEnd, RunningQuery
+from spark_streaming.jobs.wake_ups import WakeUps
 from spark_streaming.naming.key_naming import KeyNaming
 from spark_streaming.naming.replica_rows import ReplicaRows
 from spark_streaming.records.batch_gate import BatchGate
-from spark_streaming.records.checkpoints import begin_anew_if_trimmed
+from spark_streaming.records.checkpoints import begin_anew_if_trimmed, committed_offsets
 from spark_streaming.records.logs import topic_partitions
+from spark_streaming.records.news import News
 from spark_streaming.records.sender import Sender
-from spark_streaming.records.session import LOG_LEVEL, build_session
+from spark_streaming.records.session import build_session, give_memory_back, is_submitted
 from spark_streaming.verdicts.core.shard_state import LogBarrier
 from spark_streaming.verdicts.core.words import LOG, UNKNOWN
-from spark_streaming.verdicts.query import SLOW_STARTS, SLOW_WORKER, start
+from spark_streaming.verdicts.query import QUERY_NAME, SLOW_STARTS, SLOW_WORKER, start
 from spark_streaming.verdicts.sinks import FindingSink, verdict_record
-from spark_streaming.windows.query import start_windows
+from spark_streaming.windows.recording import WindowRecorder
 
-POLL_SECONDS = 0.5
-MAX_REASON_CHARACTERS = 2_000
-STOP_SECONDS = 60.0
-"""How long a stop waits for the micro-batch that is being written."""
-
-SETTLE_SECONDS = 5.0
-"""How long it waits then for Spark to note that micro-batch as done."""
+NOTE_SECONDS = 10.0
+"""How often a sleeping audit says in its health file that it is there."""
 
 
 class AuditTooOld(Exception):
@@ -136,39 +132,45 @@ def _run(config: AuditConfig, health: JobHealth, metrics: AuditMetrics) -> int:
         return _fail(health, str(error))
     # A sink's exception fails its query, and is told then; Py4J would print its stack as well.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    session = build_session(replace(config.spark(), empty_batches=not has_stats))
+    session = build_session(replace(config.spark(submitted=is_submitted()), empty_batches=not has_stats))
     listen(session, metrics)
     stats = Sender(config.bootstrap_servers, config.stats_topic) if has_stats else None
     naming = KeyNaming(ReplicaRows(config.addresses), NamedVerdicts(config, health).send)
     naming.start()
+    wakes = WakeUps((config.report_timeout_ms, config.scan_timeout_ms))
+    wakes.note(time.monotonic())  # a report may be missing since before this start
     slow_starts = 0
     try:
-        while True:
-            wakes = WakeUps((config.report_timeout_ms, config.scan_timeout_ms))
+        while not stop.asked:
             reporter, gate = Reporter(health, wakes, metrics=metrics), BatchGate()
-            queries = _start(session, config, reporter, gate, naming, has_stats=has_stats)
-            job = RunningQueries(session, queries, health, gate, wakes, stats)
-            failure = job.run(lambda: stop.asked)
-            if failure is None:
-                health.update(status="stopped")
-                return 0
-            if SLOW_WORKER in failure and slow_starts < SLOW_STARTS:
-                slow_starts = 1 if gate.passed else slow_starts + 1
-                print("the machine is busy: Spark's Python did not start in time; again", file=sys.stderr)
-                continue
-            if reporter.too_old is not None or not leave_trimmed_checkpoints(config):
-                return _fail(health, reporter.too_old or failure)
+            # The open windows belong to the checkpoint, which may be another one after a failure.
+            windows = _recorder(config, stats)
+            query = _start(session, config, reporter, gate, naming, windows)
+            job = RunningQuery(session, query, health, gate, wakes, stats, windows)
+            match job.run(lambda: stop.asked):
+                case QueryEnd.ENDED:
+                    break
+                case QueryEnd.QUIET:
+                    give_memory_back(session)
+                    await_news(config, wakes, health, metrics, lambda: stop.asked)
+                case QueryEnd.FAILED if SLOW_WORKER in (job.failure or "") and slow_starts < SLOW_STARTS:
+                    slow_starts = 1 if gate.passed else slow_starts + 1
+                    print("the machine is busy: Spark's Python did not start in time; again", file=sys.stderr)
+                case QueryEnd.FAILED if reporter.too_old is not None or not leave_trimmed_checkpoints(config):
+                    return _fail(health, reporter.too_old or job.failure or "a query has failed")
     except KafkaException as error:
         return _fail(health, str(error))
     finally:
         naming.stop()
         session.stop()
+    health.update(status="stopped")
+    return 0
 
 
 def _start(
-    session: SparkSession, config: AuditConfig, reporter: Reporter, gate: BatchGate, naming: KeyNaming, *,
-    has_stats: bool,
-) -> list[StreamingQuery]:  # fmt: skip
+    session: SparkSession, config: AuditConfig, reporter: Reporter, gate: BatchGate, naming: KeyNaming,
+    windows: WindowRecorder | None,
+) -> StreamingQuery:  # fmt: skip
     sink = FindingSink(
         bootstrap_servers=config.bootstrap_servers,
         topic=config.verdicts_topic,
@@ -176,13 +178,21 @@ def _start(
         on_written=reporter.on_written,
         gate=gate,
         complete=naming.take,
+        on_samples=None if windows is None else windows.take,
     )
-    queries = [start(session, config, sink, once=False)]
-    if config.windows and has_stats:
-        queries.append(start_windows(session, config, gate))
-    elif config.windows:
+    return start(session, config, sink, once=False, windows=windows is not None)
+
+
+def _recorder(config: AuditConfig, stats: Sender | None) -> WindowRecorder | None:
+    """Return where windows go, None if none are counted; say so if the topic for them is missing."""
+    if config.windows and stats is not None:
+        return WindowRecorder(
+            sender=stats, state=config.window_state, seconds=config.window_seconds, cluster=config.cluster,
+            send_every_s=config.windows_trigger_ms / 1000,
+        )  # fmt: skip
+    if config.windows:
         print(f"there is no topic {config.stats_topic}: no windows are counted; make it, and restart", file=sys.stderr)
-    return queries
+    return None
 
 
 def _fail(health: JobHealth, reason: str) -> int:
@@ -191,84 +201,29 @@ def _fail(health: JobHealth, reason: str) -> int:
     return 1
 
 
-@dataclass
-class RunningQueries:
-    """The queries of one start: watched until one ends or a stop is asked for, and stopped between micro-batches."""
-
-    session: SparkSession
-    queries: Sequence[StreamingQuery]
-    health: JobHealth
-    gate: BatchGate
-    wake_ups: WakeUps
-    stats: Sender | None = None
-    """To the topic of windows; None if there is none, and Spark runs micro-batches by itself."""
-
-    def run(self, is_asked_to_stop: Callable[[], bool]) -> str | None:
-        """Wait for the signal, or for the end of a query; return why one has failed, None if none has."""
-        try:
-            self._watch(is_asked_to_stop)
-        except PySparkException as error:
-            # Spark appends the whole logical plan to its message.
-            return str(error)[:MAX_REASON_CHARACTERS]
-        finally:
-            self._stop()
-        return None
-
-    def _watch(self, is_asked_to_stop: Callable[[], bool]) -> None:
-        """Raises PySparkException when a query fails."""
-        self.wake_ups.note(time.monotonic())  # a report may be missing since before this start
-        while not is_asked_to_stop():
-            for query in self.queries:
-                # Raises the query's own failure.
-                if query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]
-                    return
-            progress = self.queries[0].lastProgress
-            if progress is not None:
-                self.health.update(offsets=_offsets(progress))
-            if self.stats is not None and self.wake_ups.is_due(time.monotonic()):
-                self.stats.send([WAKE_UP])
-
-    def _stop(self) -> None:
-        # A micro-batch that comes to the closed gate fails its query, and Spark would log that as an error.
-        self.session.sparkContext.setLogLevel("OFF")
-        self.gate.close(STOP_SECONDS)
-        deadline = time.monotonic() + SETTLE_SECONDS
-        while time.monotonic() < deadline and any(map(_is_busy, self.queries)):
-            time.sleep(0.05)
-        for query in self.queries:
-            query.stop()
-        self.session.sparkContext.setLogLevel(LOG_LEVEL)
-
-
-def _is_busy(query: StreamingQuery) -> bool:
-    """Say whether a micro-batch is in progress: the one that has been written is still to be noted as done."""
-    return query.isActive and bool(query.status["isTriggerActive"])
+def await_news(
+    config: AuditConfig, wakes: WakeUps, health: JobHealth, metrics: AuditMetrics, is_asked_to_stop: Callable[[], bool]
+) -> None:
+    """Sleep, without a query, until there are records that the queries have not read, a wake-up is due, or a stop."""
+    topics = {topic for log in config.logs for topic in (log.topic, log.reports_topic)}
+    noted_at_s = float("-inf")
+    with News(config.bootstrap_servers, topics, committed_offsets(config.checkpoint_dir)) as news:
+        while not (is_asked_to_stop() or wakes.is_near(time.monotonic()) or news.has_come(POLL_SECONDS)):
+            if time.monotonic() - noted_at_s >= NOTE_SECONDS:
+                noted_at_s = time.monotonic()
+                health.update()
+                metrics.on_idle(QUERY_NAME)
 
 
 def leave_trimmed_checkpoints(config: AuditConfig) -> bool:
     """Set aside what belongs to a part of the logs that has been trimmed away; say whether there was such a thing."""
     logs = [log.topic for log in config.logs]
     output = config.output_dir
-    queries = (
-        (config.checkpoint_dir, (output / "verdicts", output / "barriers")),
-        (config.windows_checkpoint_dir, (config.window_state,)),
-    )
-    found = False
-    for checkpoint, folders in queries:
-        lost = begin_anew_if_trimmed(config.bootstrap_servers, checkpoint, logs, folders)
-        if lost is not None:
-            found = True
-            print(f"{lost}: {checkpoint.name} is set aside, and begins anew at the log's base", file=sys.stderr)
-    return found
-
-
-def _offsets(progress: object) -> dict[str, dict[str, int]]:
-    """Return the end offsets of a progress: topic -> partition -> next offset."""
-    merged: dict[str, dict[str, int]] = {}
-    for source in progress["sources"]:  # type: ignore[index]
-        end = source["endOffset"]
-        merged |= json.loads(end) if isinstance(end, str) else end or {}
-    return merged
+    folders = (output / "verdicts", output / "barriers", config.window_state)
+    lost = begin_anew_if_trimmed(config.bootstrap_servers, config.checkpoint_dir, logs, folders)
+    if lost is not None:
+        print(f"{lost}: {config.checkpoint_dir.name} is set aside, and begins anew at the log's base", file=sys.stderr)
+    return lost is not None
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -28,6 +28,10 @@ class WakeUps:
         """Take note of a start, or of a micro-batch that has found something: barriers, or verdicts."""
         self._due_s = [now_s + delay_s for delay_s in self._delays_s]
 
+    def is_near(self, now_s: float) -> bool:
+        """Say whether :meth:`is_due` would say so."""
+        return any(due_s <= now_s for due_s in self._due_s)
+
     def is_due(self, now_s: float) -> bool:
         """Say whether to wake the query up now; once for each delay."""
         left = [due_s for due_s in self._due_s if due_s > now_s]

@@ -7,6 +7,7 @@ verdicts that are sent once more after the next start.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,8 +23,17 @@ class BatchGate:
         self._changed = threading.Condition()
         self._inside = 0
         self._is_closed = False
+        self._noted_at_s = time.monotonic()
         self.passed = 0
         """How many micro-batches have passed."""
+
+    def note(self) -> None:
+        """Take note that something goes on: the gate is not quiet."""
+        self._noted_at_s = time.monotonic()
+
+    def quiet_s(self) -> float:
+        """Return the seconds since the last micro-batch passed, or something else was noted; 0 while one is inside."""
+        return 0.0 if self._inside else time.monotonic() - self._noted_at_s
 
     @contextmanager
     def passing(self) -> Iterator[None]:
@@ -35,6 +45,7 @@ class BatchGate:
         try:
             yield
         finally:
+            self.note()
             with self._changed:
                 self._inside -= 1
                 self.passed += 1

@@ -1,4 +1,4 @@
-"""The Spark session, from one frozen settings object; nothing here reads the environment or a file.
+"""The Spark session, from one frozen settings object; ``is_submitted`` alone reads the environment.
 
 Spark's connector jars are the caller's: ``stratolog`` fetches them once and passes their paths. All that Spark writes
 (shuffle files, native libraries, state) lies under ``work_dir``.
@@ -38,6 +38,8 @@ LOG_LEVEL = "ERROR"
 
 LOOPBACK = "127.0.0.1"
 ANY_ADDRESS = "0.0.0.0"
+JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:MinHeapFreeRatio=10", "-XX:MaxHeapFreeRatio=30")
+"""A collector without threads of its own, which gives memory back: an audit has a small heap, and mostly waits."""
 
 STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -51,6 +53,9 @@ class SparkSettings:
     started with. ``driver_memory`` in Java's notation. ``driver_host``: name by which the executors of
     another machine reach this process, which then listens on all addresses. ``empty_batches``: whether a query with
     timers runs a micro-batch at every trigger, though nothing is new. ``more``: further settings of Spark's own names.
+
+    ``submitted``: ``spark-submit`` has started this process. Then its options say what the master is, which jars and
+    which Python the executors take, and how much memory there is; nothing that is named here goes to them.
     """
 
     jars: tuple[Path, ...]
@@ -63,6 +68,12 @@ class SparkSettings:
     empty_batches: bool = True
     log_level: str = LOG_LEVEL
     more: Mapping[str, str] = field(default_factory=dict)
+    submitted: bool = False
+
+
+def is_submitted() -> bool:
+    """Say whether ``spark-submit`` has started this process; ask before the first session is built."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def build_session(settings: SparkSettings) -> SparkSession:
@@ -75,34 +86,62 @@ def build_session(settings: SparkSettings) -> SparkSession:
             raise FileNotFoundError(f"Spark jar not found: {jar}")
     if settings.shuffle_partitions < 1:
         raise ValueError(f"shuffle_partitions must be at least 1, not {settings.shuffle_partitions}")
-    work_dir = settings.work_dir.resolve()
-    temporary = work_dir / "tmp"
-    temporary.mkdir(parents=True, exist_ok=True)
-    # PySpark reads the worker's interpreter from the environment only.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    if settings.driver_host == LOOPBACK:
-        os.environ["SPARK_LOCAL_IP"] = LOOPBACK
-    builder = SparkSession.builder.master(settings.master).appName(settings.app_name)
-    for name, value in _configuration(settings, work_dir, temporary).items():
+    builder = SparkSession.builder.appName(settings.app_name)
+    options = _queries(settings)
+    if settings.submitted:
+        options |= _submitted(settings)
+    else:
+        options |= _own(settings)
+        builder = builder.master(settings.master)
+    for name, value in options.items():
         builder = builder.config(name, value)
     session: SparkSession = builder.getOrCreate()
     session.sparkContext.setLogLevel(settings.log_level)
     return session
 
 
-def _configuration(settings: SparkSettings, work_dir: Path, temporary: Path) -> dict[str, str]:
+def give_memory_back(session: SparkSession) -> None:
+    """Let Java collect its garbage, and give free memory back to the machine; it stops all of Java for a moment."""
+    java = session.sparkContext._jvm
+    if java is not None:
+        java.System.gc()
+
+
+def _own(settings: SparkSettings) -> dict[str, str]:
+    """Return what the Java that this process starts is told; sets what PySpark takes from the environment alone."""
+    work_dir = settings.work_dir.resolve()
+    temporary = work_dir / "tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if settings.driver_host == LOOPBACK:
+        os.environ["SPARK_LOCAL_IP"] = LOOPBACK
     return {
         "spark.jars": ",".join(str(jar.resolve()) for jar in settings.jars),
         "spark.driver.host": settings.driver_host,
         "spark.driver.bindAddress": LOOPBACK if settings.driver_host == LOOPBACK else ANY_ADDRESS,
         "spark.driver.memory": settings.driver_memory,
-        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={temporary} -Dderby.system.home={temporary}",
+        "spark.driver.extraJavaOptions": " ".join(
+            [*JAVA_OPTIONS, f"-Djava.io.tmpdir={temporary}", f"-Dderby.system.home={temporary}"]
+        ),
         "spark.local.dir": str(temporary),
         "spark.executorEnv.PYTHONPATH": str(PACKAGE_ROOT),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
+    }
+
+
+def _submitted(settings: SparkSettings) -> dict[str, str]:
+    """Return the driver's address, if one is named: else Spark takes this machine's name, or spark-submit's option."""
+    if settings.driver_host == LOOPBACK:
+        return {}
+    return {"spark.driver.host": settings.driver_host, "spark.driver.bindAddress": ANY_ADDRESS}
+
+
+def _queries(settings: SparkSettings) -> dict[str, str]:
+    """Return how queries run, wherever that is."""
+    return {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(settings.shuffle_partitions),
         # The checkpoint depends on the number of the stateful operator's partitions: adaptive execution must not merge

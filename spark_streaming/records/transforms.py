@@ -1,34 +1,26 @@
-"""From raw Kafka records to the rows of the audit's stateful operator, by built-in functions alone.
+"""From raw Kafka records to the rows that the jobs take, by built-in functions alone. DataFrame to DataFrame.
 
-DataFrame to DataFrame, the same for streams and batch. One row for each log record (header, flat arrays of its row
-changes) and one for each report, in one schema, so that both reach the operator of their shard. Definitions:
-
-* row hash: ``xxhash64(cf, key, value)``; bucket: ``xxhash64(cf, key) & 255``; slot: position of cf * 256 + bucket
-  (design, section 3). ``next`` and ``prev`` are hashes of the rows after and before an operation, 0 for absent ones.
-* A retry row is derived from each recorded result: cf ``retryTable``, key client_id + call_id, value request_hash +
-  response, after the batch's operations.
-* ``chain_after`` is SHA-256(own prev_chain + value). The operator proves that each counting record's prev_chain is the
-  chain before it, so ``chain_after`` is the chain after it. Hashing needs no order, runs in parallel here, and the
-  value bytes need not travel to the operator. Claims have no prev_chain: only they bring their value.
+* The audit's stateful operator takes records and reports as they are, in one schema, so that both reach the operator of
+  their partition; it decodes them itself (``verdicts/log_rows.py``).
+* The batch jobs' reading rule takes headers. ``chain_after`` is SHA-256(own prev_chain + value). The rule proves that
+  each counting record's prev_chain is the chain before it, so ``chain_after`` is the chain after it. Hashing needs no
+  order, and runs in parallel here. Claims have no prev_chain: only they bring their value.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from pyspark.sql import types as T  # noqa: N812
 
-from schemas.column_families import BUCKETS, RETRY_TABLE
-from schemas.records.messages import LogDigestBase
+from schemas.column_families import BUCKETS
 from spark_streaming.records.core.reading import (
     BARRIER,
     BATCH,
     CLAIM,
-    DIGEST_BASE,
     FEATURE_LEVEL,
     GENESIS,
     INDEXED,
@@ -37,30 +29,35 @@ from spark_streaming.records.core.reading import (
     REQUEST_BATCH,
 )
 from spark_streaming.records.decode import ERROR, RECORD_TYPE, column_of, decoded, schema_text
-from spark_streaming.records.logs import AuditedLog
 
-REPORT = "AuditReport"
 BLOCK_REPORT = "BlockReport"
-BLOCKS = "blocks"
-"""Basis of a report of stored bytes."""
-FAMILIES = "_families"
 UNKNOWN_SLOT = -1
 """Slot of a row whose column family is not in the auditor's list."""
 
-_LONGS = T.ArrayType(T.LongType())
 _TEXTS = T.ArrayType(T.StringType())
 
 AUDIT_SCHEMA = T.StructType(
     [
-        # Identity. ``kind``: the type of a log record or report, or null with an error.
         T.StructField("log", T.StringType()),
         T.StructField("shard", T.IntegerType()),
         T.StructField("source", T.StringType()),
         T.StructField("offset", T.LongType()),
+        T.StructField("appended_ms", T.LongType()),
+        T.StructField("key", T.BinaryType()),
+        T.StructField("value", T.BinaryType()),
+    ]
+)
+"""One row of the operator's input: a record of a log or a report as it lies in Kafka. The operator decodes it."""
+
+HEADER_SCHEMA = T.StructType(
+    [
+        # ``kind``: the type of a log record, or null with an error.
+        T.StructField("log", T.StringType()),
+        T.StructField("shard", T.IntegerType()),
+        T.StructField("offset", T.LongType()),
         T.StructField("kind", T.StringType()),
         T.StructField("error", T.StringType()),
         T.StructField("value", T.BinaryType()),
-        # Log records.
         T.StructField("term", T.LongType()),
         T.StructField("nonce", T.BinaryType()),
         T.StructField("seq", T.LongType()),
@@ -69,31 +66,18 @@ AUDIT_SCHEMA = T.StructType(
         T.StructField("first_index", T.LongType()),
         T.StructField("last_index", T.LongType()),
         T.StructField("timestamp_ms", T.LongType()),
-        T.StructField("slot", _LONGS),
-        T.StructField("next", _LONGS),
-        T.StructField("prev", _LONGS),
-        T.StructField("unknown_families", _TEXTS),
         T.StructField("scrub", T.BooleanType()),
         T.StructField("shards", T.IntegerType()),
         T.StructField("replicas", _TEXTS),
         T.StructField("column_families", _TEXTS),
         T.StructField("feature_level", T.IntegerType()),
-        T.StructField("base_asked_by", T.StringType()),
-        # Log records and reports.
         T.StructField("index", T.LongType()),
         T.StructField("cluster", T.StringType()),
         T.StructField("node", T.StringType()),
         T.StructField("named_shard", T.IntegerType()),
-        T.StructField("slots", T.ArrayType(T.IntegerType())),
-        T.StructField("sums", _LONGS),
-        T.StructField("basis", T.StringType()),
-        # Reports.
-        T.StructField("barrier_offset", T.LongType()),
-        T.StructField("chain", T.BinaryType()),
-        T.StructField("flagged", T.BooleanType()),
     ]
 )
-"""One row of the operator's input.
+"""A log record without its rows, as the batch jobs' reading rule needs it.
 
 A field that a row's kind does not have is null, or 0 or false: pandas would turn a column of integers with a null into
 floats.
@@ -102,33 +86,42 @@ floats.
 LOG_SOURCE = "log"
 REPORT_SOURCE = "report"
 
-
-def log_rows(records: DataFrame, logs: Sequence[AuditedLog]) -> DataFrame:
-    """Turn records of log topics into rows of AUDIT_SCHEMA."""
-    families = families_of(logs)
-    light = {REQUEST_BATCH: without_fields(REQUEST_BATCH, "requests")}
-    frame = with_changes(decoded(records, LOG_RECORD_TYPES, light), families)
-    changes = {name: F.col(name) for name in ("slot", "next", "prev")}
-    return _log_rows(frame, changes | {"unknown_families": unknown_families(), "base_asked_by": _base_asked_by()})
+TASK = "task"
+TASK_TRIES = 8
+"""For each task; the share of partitions that find no number is about exp(-TASK_TRIES)."""
 
 
-def _base_asked_by() -> Column:
-    """Return the client whose command logged a DigestBase: it is the first request of the batch behind the base."""
-    first = F.get(F.col(column_of(BATCH))["results"], 0)
-    return F.when(first["request_type"] == LogDigestBase.__name__, F.lower(F.hex(first["client_id"])))
+def audit_rows(log: DataFrame, reports: DataFrame) -> DataFrame:
+    """Return records of logs and reports as one frame of AUDIT_SCHEMA."""
+    return _raw_rows(log, LOG_SOURCE).unionByName(_raw_rows(reports, REPORT_SOURCE))
 
 
-def families_of(logs: Sequence[AuditedLog]) -> Column:
-    """Return the column families of a row's log."""
-    arrays = [F.array(*map(F.lit, log.column_families)) for log in logs]
-    found = arrays[0]
-    for log, names in zip(logs[1:], arrays[1:], strict=True):
-        found = F.when(F.col("log") == log.name, names).otherwise(found)
-    return found
+def _raw_rows(records: DataFrame, source: str) -> DataFrame:
+    columns = {"source": F.lit(source), "appended_ms": F.unix_millis("timestamp")}
+    return records.select(*(columns.get(name, F.col(name)).alias(name) for name in AUDIT_SCHEMA.fieldNames()))
+
+
+def no_rows(frame: DataFrame) -> DataFrame:
+    """Return a frame without rows as one of AUDIT_SCHEMA."""
+    return frame.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in AUDIT_SCHEMA))
+
+
+def with_tasks(rows: DataFrame, tasks: int) -> DataFrame:
+    """Add TASK, a number by which ``groupBy("log", "shard", TASK)`` spreads the partitions of a log over all tasks.
+
+    Spark gives a group to the task that the hash of its key names, so of eight shards three may share a task while
+    three tasks have none. The number is the first that leads to the wanted task, the shard's number (modulo ``tasks``)
+    counted from a beginning of each log's own. It depends on nothing else, so that state is found again. If no number
+    below TASK_TRIES leads there (of three thousand partitions one), 0 is taken.
+    """
+    wanted = F.pmod(F.col("shard") + F.pmod(F.hash("log"), F.lit(tasks)), F.lit(tasks))
+    numbers = F.sequence(F.lit(0), F.lit(TASK_TRIES * tasks - 1))
+    leads = F.filter(numbers, lambda number: F.pmod(F.hash("log", "shard", number), F.lit(tasks)) == wanted)
+    return rows.withColumn(TASK, F.coalesce(F.get(leads, 0), F.lit(0)))
 
 
 def header_rows(records: DataFrame) -> DataFrame:
-    """Turn records of a log topic into rows of AUDIT_SCHEMA without their changes, as the reading rule needs them.
+    """Turn records of a log topic into rows of HEADER_SCHEMA, as the reading rule needs them.
 
     Operations and results are skipped over, not decoded: much cheaper, but a batch that is malformed within one of
     them may pass.
@@ -137,7 +130,7 @@ def header_rows(records: DataFrame) -> DataFrame:
         BATCH: without_fields(BATCH, "operations", "results"),
         REQUEST_BATCH: without_fields(REQUEST_BATCH, "requests"),
     }
-    return _log_rows(decoded(records, LOG_RECORD_TYPES, light), {})
+    return _header_rows(decoded(records, LOG_RECORD_TYPES, light))
 
 
 def without_fields(record_type: str, *unwanted: str) -> Any:
@@ -147,9 +140,8 @@ def without_fields(record_type: str, *unwanted: str) -> Any:
     return schema
 
 
-def _log_rows(frame: DataFrame, changes: dict[str, Column]) -> DataFrame:
+def _header_rows(frame: DataFrame) -> DataFrame:
     columns: dict[str, Column] = {
-        "source": F.lit(LOG_SOURCE),
         "kind": F.col(RECORD_TYPE),
         "value": F.when(F.col(RECORD_TYPE) == CLAIM, F.col("value")),
         "term": _field("term", *LOG_RECORD_TYPES),
@@ -169,71 +161,9 @@ def _log_rows(frame: DataFrame, changes: dict[str, Column]) -> DataFrame:
         "cluster": _field("cluster", GENESIS),
         "node": _field("node", CLAIM),
         "named_shard": _field("shard", GENESIS),
-        "slots": _field("slots", DIGEST_BASE),
-        "sums": _field("sums", DIGEST_BASE),
-        "basis": _field("basis", DIGEST_BASE),
-        **changes,
     }
-    return _as_audit_rows(frame, columns)
-
-
-def report_rows(records: DataFrame) -> DataFrame:
-    """Turn records of the report topics into rows of AUDIT_SCHEMA.
-
-    The value is kept only if it holds evidence or is a report of blocks. For a report that could not be decoded,
-    ``node`` comes from the message key ``<shard>/<node>``.
-    """
-    frame = decoded(records, [REPORT, BLOCK_REPORT])
-    report, blocks = F.col(column_of(REPORT)), F.col(column_of(BLOCK_REPORT))
-    of_blocks = F.col(RECORD_TYPE) == BLOCK_REPORT
-    key_node = F.element_at(F.split(F.decode("key", "UTF-8"), "/", 2), -1)
-    columns: dict[str, Column] = {
-        "source": F.lit(REPORT_SOURCE),
-        "kind": F.col(RECORD_TYPE),
-        "value": F.when(report["evidence"].isNotNull() | of_blocks, F.col("value")),
-        "node": F.coalesce(report["node"], blocks["datanode"], key_node, F.lit("")),
-        "named_shard": F.coalesce(report["shard"], blocks["partition"]),
-        **{name: F.coalesce(report[name], blocks[name]) for name in ("index", "cluster")},
-        **{name: report[name] for name in ("slots", "sums", "chain", "flagged")},
-        "basis": F.when(of_blocks, F.lit(BLOCKS)).otherwise(report["basis"]),
-        "barrier_offset": F.coalesce(report["barrier_offset"], blocks["log_offset"], F.lit(-1)),
-    }
-    return _as_audit_rows(frame, columns)
-
-
-def audit_rows(log: DataFrame, reports: DataFrame, logs: Sequence[AuditedLog]) -> DataFrame:
-    """Return log records and reports as one frame of AUDIT_SCHEMA."""
-    return log_rows(log, logs).unionByName(report_rows(reports))
-
-
-def no_rows(frame: DataFrame) -> DataFrame:
-    """Return a frame without rows as one of AUDIT_SCHEMA."""
-    return frame.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in AUDIT_SCHEMA))
-
-
-def with_changes(frame: DataFrame, families: Column) -> DataFrame:
-    """Add ``slot``, ``next``, ``prev`` to decoded log records: one entry for each row that a batch changes.
-
-    They are null for other records. The three arrays run in parallel: operations first, then derived retry rows.
-    """
-    batch = F.col(column_of(BATCH))
-    operations = F.filter(batch["operations"], lambda op: op["member_checkpoint"].isNull())
-    recorded = F.filter(batch["results"], lambda result: result["recorded"])
-    frame = frame.select("*", operations.alias("_operations"), recorded.alias("_recorded"), families.alias(FAMILIES))
-    known = F.col(FAMILIES)
-    slot = F.concat(
-        F.transform("_operations", lambda op: slot_of(operation_family(op), operation_key(op), known)),
-        F.transform("_recorded", lambda r: slot_of(F.lit(RETRY_TABLE), retry_key(r), known)),
-    )
-    after = F.concat(
-        F.transform("_operations", next_hash),
-        F.transform("_recorded", lambda r: F.xxhash64(F.lit(RETRY_TABLE), retry_key(r), retry_value(r))),
-    )
-    prev = F.concat(
-        F.transform("_operations", prev_hash),
-        F.transform("_recorded", lambda _: F.lit(0).cast("long")),
-    )
-    return frame.select("*", slot.alias("slot"), after.alias("next"), prev.alias("prev"))
+    own = {"log": F.col("log"), "shard": F.col("shard"), "offset": F.col("offset"), "error": F.col(ERROR), **columns}
+    return frame.select(*(_typed(own[field.name], field) for field in HEADER_SCHEMA))
 
 
 def operation_family(op: Column) -> Column:
@@ -263,28 +193,6 @@ def slot_of(family: Column, key: Column, families: Column) -> Column:
     return F.when(position > 0, (position - 1) * BUCKETS + bucket).otherwise(F.lit(UNKNOWN_SLOT).cast("long"))
 
 
-def next_hash(op: Column) -> Column:
-    """Return the hash of the row that an operation leaves; for a Merge it is the claimed hash."""
-    put, merge = op["member_put"], op["member_merge"]
-    return (
-        F.when(put.isNotNull(), F.xxhash64(put["cf"], put["key"], put["value"]))
-        .when(merge.isNotNull(), merge["next"])
-        .otherwise(F.lit(0).cast("long"))
-    )
-
-
-def prev_hash(op: Column) -> Column:
-    """Return the claimed hash of the row that an operation replaces."""
-    claimed = F.coalesce(op["member_put"]["prev"], op["member_delete"]["prev"], op["member_merge"]["prev"])
-    return F.coalesce(claimed, F.lit(0).cast("long"))
-
-
-def unknown_families() -> Column:
-    """Return the column families that a batch's operations name and their log lacks; null if none (the usual case)."""
-    named = F.array_distinct(F.transform("_operations", operation_family))
-    return F.when(F.array_contains("slot", F.lit(UNKNOWN_SLOT).cast("long")), F.array_except(named, F.col(FAMILIES)))
-
-
 _COUNTING = tuple(kind for kind in LOG_RECORD_TYPES if kind != CLAIM)
 
 
@@ -293,19 +201,12 @@ def _field(name: str, *record_types: str) -> Column:
     return F.coalesce(*(F.col(column_of(record_type))[name] for record_type in record_types))
 
 
-def _as_audit_rows(frame: DataFrame, columns: dict[str, Column]) -> DataFrame:
-    own = {"log": F.col("log"), "shard": F.col("shard"), "offset": F.col("offset"), "error": F.col(ERROR), **columns}
-    return frame.select(*(_typed(own.get(field.name), field) for field in AUDIT_SCHEMA))
-
-
-def _typed(value: Column | None, field: T.StructField) -> Column:
+def _typed(value: Column, field: T.StructField) -> Column:
     default: Any = None
     if isinstance(field.dataType, T.IntegralType):
         default = 0
     elif isinstance(field.dataType, T.BooleanType):
         default = False
     absent = F.lit(default).cast(field.dataType)
-    if value is None:
-        return absent.alias(field.name)
     typed = value.cast(field.dataType)
     return (typed if default is None else F.coalesce(typed, absent)).alias(field.name)

@@ -11,7 +11,7 @@ verdicts twice: a reader takes the last one for a (log, shard, node, barrier, ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,19 +23,21 @@ from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG
 from spark_streaming.records.batch_gate import BatchGate
 from spark_streaming.records.sender import Sender
-from spark_streaming.verdicts.audit import BARRIER_ROW, VERDICT_ROW, verdict_value
+from spark_streaming.verdicts.audit import BARRIER_ROW, SAMPLES_ROW, VERDICT_ROW, verdict_value
 from spark_streaming.verdicts.batch_files import BatchFiles
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.shard_state import LogBarrier
 from spark_streaming.verdicts.parquet_schemas import BARRIERS, VERDICTS
+from spark_streaming.windows.core.window_book import Sample
+from spark_streaming.windows.sample_text import decoded_samples
 
 
 class FindingSink:
     """Writes the findings of micro-batches; call it from ``foreachBatch``. For one thread.
 
     ``topic``: None writes nothing to Kafka. ``on_written`` is called with each micro-batch's number, verdicts and
-    barriers after they are written. ``complete`` may add to a verdict before it is written. Raises GateClosed if
-    ``gate`` is closed.
+    barriers after they are written. ``complete`` may add to a verdict before it is written. ``on_samples`` is
+    called with each micro-batch's number and samples for the windows. Raises GateClosed if ``gate`` is closed.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class FindingSink:
         on_written: Callable[[int, list[Verdict], list[LogBarrier]], None],
         gate: BatchGate | None = None,
         complete: Callable[[Verdict], Verdict] = lambda verdict: verdict,
+        on_samples: Callable[[int, Iterable[Sample]], None] | None = None,
     ) -> None:
+        self._on_samples = on_samples
         self._complete = complete
         self._sender = None if topic is None else Sender(bootstrap_servers, topic)
         self._verdicts = None if output_dir is None else BatchFiles(output_dir / "verdicts", VERDICTS)
@@ -65,10 +69,18 @@ class FindingSink:
         verdicts = [self._complete(decode_as(Verdict, bytes(row.value))) for row in rows if row.finding == VERDICT_ROW]
         if self._sender is not None:
             self._sender.send(list(map(verdict_record, verdicts)))
+        if self._on_samples is not None:
+            self._on_samples(batch_id, _samples(rows))
         if self._verdicts is not None and self._barriers is not None:
             self._verdicts.write(batch_id, list(map(asdict, verdicts)))
             self._barriers.write(batch_id, list(map(barrier_fields, barriers)))
         self._on_written(batch_id, verdicts, barriers)
+
+
+def _samples(rows: Sequence[Row]) -> Iterator[Sample]:
+    for row in rows:
+        if row.finding == SAMPLES_ROW:
+            yield from decoded_samples(row.log, row.shard, bytes(row.value))
 
 
 def verdict_record(verdict: Verdict) -> tuple[bytes, bytes]:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from schemas.codecs.codec import decode_as, encode
-from schemas.records.messages import Verdict, WindowStats
+from schemas.codecs.codec import encode
+from schemas.records.messages import Verdict
 from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.batch import counting
 from spark_streaming.batch.block_reports import newest_reports
 from spark_streaming.batch.log_view import facts_of
-from spark_streaming.records.batch_gate import BatchGate
 from spark_streaming.verdicts.audit import BARRIER_ROW, FINDING_SCHEMA, VERDICT_ROW, verdict_value
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.shard_state import LogBarrier
 from spark_streaming.verdicts.sinks import FindingSink
-from spark_streaming.windows.core.reading_windows import lags
-from spark_streaming.windows.query import WindowSink
-from spark_streaming.windows.samples import samples
 from tests.support.audit.spark import raw_records, spark
 from tests.support.logs.logbuilder import REPLICAS, LogBuilder, ordinary_log
 from tests.support.logs.pipelinelog import MEMBERS, ordinary_pipeline
@@ -107,42 +102,6 @@ def test_findings_are_written_once_however_often_a_micro_batch_is_repeated(tmp_p
     assert [(row["index"], bytes(row.chain)) for row in barriers] == [(5, b"chain"), (5, b"blind")]
     assert (barriers[0].digest, barriers[0].slots, barriers[0].sums) == (digests.total(sums), [3, 700], [7, -1])
     assert (barriers[1].digest, barriers[1].slots, barriers[1].sums) == (None, None, None)
-
-
-@dataclass
-class Sent:
-    """A sender that keeps what it is given."""
-
-    records: list[tuple[bytes, bytes]] = field(default_factory=list)
-
-    def send(self, records: Sequence[tuple[bytes, bytes]]) -> None:
-        self.records += records
-
-
-def test_windows_are_sent_and_a_repeated_micro_batch_changes_nothing(tmp_path: Path):
-    """Of two micro-batches each window has both; after a restart, too."""
-    log = LogBuilder().start()
-    log.batch(log.put("keyTable", b"/v/a", b"1"), results=2)
-    at = log.barrier()
-    reports = raw_records({0: [encode(log.report(at, "om1", index=at.index - 1))]})
-    found = samples(raw_records({0: log.values}), reports)
-    sender: Any = Sent()
-
-    def sink() -> WindowSink:
-        state = tmp_path / "windows.json"
-        return WindowSink(sender=sender, state=state, seconds=10, cluster="c", gate=BatchGate())
-
-    sink()(found.limit(0), 1)
-    assert sender.records == []
-    sink()(found, 2)
-    sink()(found, 2)
-    sink()(found, 3)
-    assert {key for key, _ in sender.records} == {b"om.log/0"}
-    windows = [decode_as(WindowStats, value) for _, value in sender.records]
-    assert [(one.source, one.start_ms % 10_000, one.late) for one in windows] == [("log", 0, 0), ("reports", 0, 0)] * 2
-    puts = [row for one in windows for row in one.rows if (row.metric, row.kind) == ("operation", "put")]
-    assert [(row.count, row.total, row.p50, row.p99) for row in puts] == [(1, 1, 1, 1), (2, 2, 1, 1)]
-    assert lags(windows[2:]) == {("om.log", 0, "om1"): 1}
 
 
 def test_the_session_is_as_it_is_configured():

@@ -33,8 +33,9 @@ from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.batch.audit_once import audit_once
 from spark_streaming.configuration.audit_config import AuditConfig, config_from
 from spark_streaming.dashboard import follow
-from spark_streaming.jobs.audit_stream import STOP_SECONDS, Reporter
+from spark_streaming.jobs.audit_stream import Reporter
 from spark_streaming.jobs.health import JobHealth
+from spark_streaming.jobs.running_query import STOP_SECONDS
 from spark_streaming.jobs.wake_ups import WakeUps
 from spark_streaming.records.logs import KNOWN_LOGS
 from spark_streaming.verdicts.query import start
@@ -50,6 +51,7 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 WAIT_SECONDS = 300
+BY_PYTHON = (sys.executable, "-m", "spark_streaming.jobs.audit_stream")
 LAST_WORDS = ("equal", "diverged", "unknown")
 """On each of REPLICAS, in the second half of the test of the running audit."""
 
@@ -264,13 +266,16 @@ def test_audit_at_once(topics: Callable[..., Topics], beside: Sequence[int]):
 class Job:
     """A running ``audit_stream`` process."""
 
-    def __init__(self, settings: dict[str, Any], folder: Path) -> None:
+    def __init__(
+        self, settings: dict[str, Any], folder: Path, run: Sequence[str | Path] = BY_PYTHON, **environment: str
+    ) -> None:
         self.config: AuditConfig = config_from(settings)
         path = folder / "audit.json"
         path.write_text(json.dumps(settings))
         self.output = (folder / f"audit-{uuid4().hex[:4]}.out").open("wb")
-        command = [sys.executable, "-m", "spark_streaming.jobs.audit_stream", "--config", str(path)]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=self.output, stderr=self.output, env=dict(os.environ))
+        command = [*run, "--config", str(path)]
+        environment = os.environ | environment
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=self.output, stderr=self.output, env=environment)
 
     def health(self) -> dict[str, Any]:
         path = self.config.health_file
@@ -281,11 +286,14 @@ class Job:
         deadline = time.monotonic() + WAIT_SECONDS
         while time.monotonic() < deadline:
             health = self.health()
-            if health.get("pid") == self.process.pid and wanted(health):
+            if self.is_own(health) and wanted(health):
                 return health
             assert self.process.poll() is None, Path(self.output.name).read_text()[-5000:]
             time.sleep(0.2)
         pytest.fail(f"the audit did not get there: {json.dumps(self.health())[:2000]}")
+
+    def is_own(self, health: dict[str, Any]) -> bool:
+        return bool(health.get("pid") == self.process.pid)
 
     def end(self, number: int) -> int:
         """Send a signal; a stop may wait for the micro-batch that is being written, then for Spark."""

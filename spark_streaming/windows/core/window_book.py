@@ -167,6 +167,16 @@ class WindowBook:
         for start_ms in [start for start in held.windows if start < self._closed_before(held)]:
             del held.windows[start_ms]
 
+    def holds(self, stream: WindowStream, start_ms: int) -> bool:
+        """Say whether a window is open."""
+        return stream in self.streams and start_ms in self.streams[stream].windows
+
+    def open_windows(self) -> Iterator[ChangedWindow]:
+        """Yield all that is open, as it is."""
+        for stream, held in self.streams.items():
+            for start_ms, rows in held.windows.items():
+                yield ChangedWindow(stream, start_ms, rows, held.late)
+
     def __iter__(self) -> Iterator[tuple[WindowStream, StreamWindows]]:
         """Iterate over the streams."""
         return iter(self.streams.items())

@@ -11,7 +11,7 @@ import pytest
 from schemas.topics import DN_AUDIT, DN_LOG, OM_VERDICTS
 from spark_streaming.configuration.audit_config import AuditConfig, config_from, load_config
 from spark_streaming.records.logs import KNOWN_LOGS, OBJECT_MANAGER, existing
-from spark_streaming.records.session import SparkSettings, _configuration, build_session
+from spark_streaming.records.session import SparkSettings, _own, _queries, _submitted, build_session, is_submitted
 from tests.support.local.memory_broker import memory_broker
 
 LEAST: dict[str, Any] = {"bootstrap_servers": "here:9092", "work_dir": "/srv/audit"}
@@ -54,6 +54,8 @@ def test_the_limits_of_a_shard_are_the_configured_ones():
     [
         (LEAST | {"b": 1, "a": 1}, "unknown settings: a, b"),
         ({}, "missing settings: bootstrap_servers, work_dir"),
+        (LEAST | {"work_dir": 7}, "work_dir must be a path, not 7"),
+        (LEAST | {"checkpoint": "hdfs://there/x"}, "checkpoint must be a path, not the URI hdfs://there/x"),
         (LEAST | {"logs": []}, "logs must name at least one log"),
         (LEAST | {"addresses": []}, r"addresses must be an object, not \[\]"),
         (LEAST | {"addresses": {"om.log": "om1"}}, "addresses of om.log must be an object"),
@@ -89,8 +91,27 @@ def test_a_driver_is_on_the_loopback_unless_executors_are_elsewhere(tmp_path: Pa
     values = LEAST | {"jars_dir": str(tmp_path)}
     assert config_from(values).spark().driver_host == "127.0.0.1"
     elsewhere = config_from(values | {"master": "spark://there:7077", "driver_host": "audit"}).spark()
-    found = _configuration(elsewhere, tmp_path, tmp_path)
+    found = _own(elsewhere)
     assert (found["spark.driver.host"], found["spark.driver.bindAddress"]) == ("audit", "0.0.0.0")
+
+
+def test_under_spark_submit_no_path_or_address_of_this_machine_goes_to_the_executors(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    assert not is_submitted()
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    assert is_submitted()
+    config = config_from(LEAST | {"jars": ["/x.jar"]})
+    settings = config.spark(submitted=True)
+    assert (settings.submitted, settings.jars) == (True, ())
+    found = _submitted(settings) | _queries(settings)
+    assert not [text for text in found.values() if "/" in text or "127.0.0.1" in text]
+    named = config_from(LEAST | {"driver_host": "audit"}).spark(submitted=True)
+    assert _submitted(named) == {"spark.driver.host": "audit", "spark.driver.bindAddress": "0.0.0.0"}
+
+
+def test_the_checkpoint_may_lie_where_all_machines_find_it():
+    config = config_from(LEAST | {"checkpoint": "/shared/audit"})
+    assert (config.checkpoint_dir.parent, config.output_dir.parent) == (Path("/shared/audit"), Path("/srv/audit"))
 
 
 def test_a_file_is_read(tmp_path: Path):

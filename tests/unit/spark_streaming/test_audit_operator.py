@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -16,13 +15,12 @@ from schemas.features import INITIAL, LATEST
 from schemas.records.datanode import BlockReport
 from schemas.records.messages import AuditReport, Verdict
 from schemas.topics import DN_LOG, OM_AUDIT, OM_LOG
-from spark_streaming.records.core.reading import Header
 from spark_streaming.records.logs import KNOWN_LOGS
 from spark_streaming.records.transforms import AUDIT_SCHEMA
-from spark_streaming.verdicts.audit import MAX_SLOTS, AuditProcessor, log_row, report, verdict_value
+from spark_streaming.verdicts.audit import AuditProcessor, verdict_value
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.shard_state import MatchingLimits
-from tests.support.audit import auditmodel
+from spark_streaming.windows.sample_text import decoded_samples
 from tests.support.audit.spark_state import GroupState, TimerValues
 from tests.support.local.memory_broker import memory_broker
 from tests.support.logs.logbuilder import CLUSTER, REPLICAS, LogBuilder, digest, ordinary_log
@@ -39,30 +37,14 @@ def frame(*rows: dict[str, Any]) -> pd.DataFrame:
 
 
 def log_frame(log: LogBuilder, start: int = 0, name: str = OM_LOG) -> pd.DataFrame:
-    rows = []
-    for offset, value in list(enumerate(log.values))[start:]:
-        found = auditmodel.log_row(offset, value, log.families)
-        head = {field.name: getattr(found.header, field.name) for field in fields(Header)}
-        genesis = asdict(genesis) if (genesis := head.pop("genesis")) else {}
-        genesis["named_shard"] = genesis.pop("shard", 0)
-        lists = {"slot": found.slot, "next": found.next, "prev": found.prev, "unknown_families": found.unknown_families}
-        base = {"slots": list(found.base_slots), "sums": list(found.base_sums)}
-        rows.append({"log": name, "shard": log.shard, "source": "log"} | genesis | head | lists | base)
-        rows[-1]["replicas"] = genesis.get("replicas") or head["replicas"] or None
-    return frame(*rows)
+    of = {"log": name, "shard": log.shard, "source": "log", "appended_ms": 12_345}
+    return frame(*(of | {"offset": n, "value": value} for n, value in list(enumerate(log.values))[start:]))
 
 
-def report_row(sent: AuditReport, offset: int = 0) -> dict[str, Any]:
-    plain = {name: getattr(sent, name) for name in ("cluster", "node", "basis", "barrier_offset", "index", "chain")}
-    plain |= {"slots": sent.slots, "sums": sent.sums, "flagged": sent.flagged, "named_shard": sent.shard}
-    value = encode(sent) if sent.evidence is not None else None
-    of = {"log": OM_LOG, "shard": sent.shard, "source": "report", "kind": "AuditReport", "offset": offset}
-    return of | plain | {"value": value}
-
-
-def block_row(sent: BlockReport) -> dict[str, Any]:
-    of = {"log": DN_LOG, "shard": sent.partition, "source": "report", "kind": "BlockReport", "offset": 0}
-    return of | {"value": encode(sent)}
+def report_row(sent: AuditReport | BlockReport, offset: int = 0) -> dict[str, Any]:
+    log, shard = (DN_LOG, sent.partition) if isinstance(sent, BlockReport) else (OM_LOG, sent.shard)
+    of = {"log": log, "shard": shard, "source": "report", "offset": offset, "appended_ms": 23_456}
+    return of | {"key": b"0/om7", "value": encode(sent)}
 
 
 class Operator:
@@ -70,8 +52,9 @@ class Operator:
 
     def __init__(
         self, log: str = OM_LOG, shard: int = 0, *, timers: bool = True, servers: str = "",
-        limits: MatchingLimits | None = None,
+        limits: MatchingLimits | None = None, window_ms: int = 0,
     ) -> None:  # fmt: skip
+        self.window_ms = window_ms
         self.key = (log, shard)
         self.servers = servers
         self.limits = limits
@@ -80,7 +63,9 @@ class Operator:
 
     def started(self) -> AuditProcessor:
         limits = self.limits or LIMITS
-        processor = AuditProcessor(KNOWN_LOGS, limits, timers=self.timers, bootstrap_servers=self.servers)
+        processor = AuditProcessor(
+            KNOWN_LOGS, limits, timers=self.timers, bootstrap_servers=self.servers, window_ms=self.window_ms
+        )
         processor.init(self.state)
         return processor
 
@@ -105,67 +90,6 @@ def simple() -> LogBuilder:
     log = LogBuilder().start()
     log.batch(log.put("keyTable", b"/v/b/k", b"1"))
     return log
-
-
-def test_rows_of_a_log_are_read_as_its_records():
-    log = ordinary_log()
-    log.digest_base()
-    log.members(*REPLICAS, "om4")
-    rows = log_frame(log).itertuples(index=False)
-    for offset, (row, value) in enumerate(zip(rows, log.values, strict=True)):
-        found, wanted = log_row(row), auditmodel.log_row(offset, value)
-        assert found.header == wanted.header
-        for name in ("slot", "next", "prev", "base_slots", "base_sums"):
-            assert list(getattr(found, name)) == list(getattr(wanted, name)), (offset, name)
-
-
-def test_a_record_that_cannot_be_read_has_only_its_error():
-    (row,) = frame({"offset": 7, "error": "garbage"}).itertuples(index=False)
-    found = log_row(row)
-    assert (found.header.offset, found.header.kind, found.header.error) == (7, None, "garbage")
-    assert (found.header.nonce, found.header.node, found.header.value, found.header.replicas) == (b"", "", b"", ())
-    assert (list(found.slot), found.unknown_families) == ([], ())
-
-
-def test_a_report_that_cannot_be_read_has_only_its_node_and_error():
-    row = {"shard": 2, "offset": 7, "node": "om1", "barrier_offset": -1, "error": "not a valid AuditReport"}
-    (row,) = frame(row).itertuples(index=False)
-    found = report(row)
-    assert (found.partition, found.offset, found.node, found.error) == (2, 7, "om1", "not a valid AuditReport")
-    assert (found.cluster, found.basis, found.chain, list(found.slots)) == ("", "", b"", [])
-    assert (found.flagged, found.evidence) == (False, None)
-
-
-def test_a_report_has_its_evidence():
-    log = simple()
-    sent = log.evidence_report("om2", "keyTable", b"/v/b/k")
-    (row,) = frame(report_row(sent)).itertuples(index=False)
-    assert report(row).evidence == sent.evidence
-    assert report(row).flagged
-
-
-def test_a_report_with_more_slots_than_any_log_has_keeps_none_of_them():
-    """A report may have 8 MiB, and 2,000 of them come in a micro-batch."""
-    log = simple()
-    slots = list(range(MAX_SLOTS + 1))
-    (row,) = frame(report_row(log.report(log.barrier(), slots=slots, sums=slots))).itertuples(index=False)
-    found = report(row)
-    assert (list(found.slots), list(found.sums)) == ([], [])
-    assert found.error == f"{MAX_SLOTS + 1} slots with {MAX_SLOTS + 1} sums are no digest"
-
-
-def test_a_record_with_very_many_changes_takes_the_memory_of_all_slots_at_most():
-    """A record of 8 MiB holds hundreds of thousands; its sums are the same."""
-    choose = np.random.default_rng(7)
-    slots = choose.integers(-1, 40, 100_000)
-    new, prev = (choose.integers(-(2**63), 2**63 - 1, 100_000) for _ in range(2))
-    (row,) = frame({"offset": 1, "slot": slots, "next": new, "prev": prev}).itertuples(index=False)
-    found = log_row(row)
-    assert len(found.slot) == len(found.next) == len(found.prev) == 41
-    one, other = digests.zeros(1), digests.zeros(1)
-    digests.add_changes(one, slots, new, prev)
-    digests.add_changes(other, found.slot, found.next, found.prev)
-    assert (one == other).all()
 
 
 def test_held_back_reports_are_read_again_from_the_brokers():
@@ -197,6 +121,21 @@ def test_what_is_left_of_them_is_taken_at_the_next_timer():
         while len(found) < len(sent):
             found += told(operator.expire(1000))
     assert sorted(found) == sorted((one.node, "equal", one.barrier_offset) for one in sent)
+
+
+def test_samples_for_the_windows_are_added_up_by_partition():
+    log = ordinary_log()
+    blocks = report_row(ordinary_pipeline().block_report(ordinary_pipeline().barriers[0], "dn1"))
+    reports = frame(report_row(log.report(log.barriers[0])), blocks, blocks | {"value": b"garbage"})
+    (found,) = (row for row in Operator(window_ms=10_000).take(log_frame(log), reports) if row.finding == "samples")
+    samples = list(decoded_samples(found.log, found.shard, found.value))
+    records = [one for one in samples if one.row.metric == "record"]
+    assert sum(one.total for one in records) == sum(map(len, log.values))
+    assert sum(one.samples for one in records) == len(log.values)
+    replicas = [(one.stream.source, one.start_ms, one.total) for one in samples if one.row.metric == "replica"]
+    assert replicas == [("reports", 20_000, log.barriers[0].index)]
+    assert {(one.stream.source, one.start_ms) for one in samples} == {("log", 10_000), ("reports", 20_000)}
+    assert all(row.finding != "samples" for row in Operator().take(log_frame(log), reports)), "if no windows are wanted"
 
 
 def test_findings_are_the_logs_digest_and_the_replicas_verdicts():
@@ -290,7 +229,7 @@ def test_stored_bytes_are_judged_when_all_members_have_reported():
     at = log.barriers[-1]
     operator = Operator(DN_LOG, 3)
     operator.take(log_frame(log, name=DN_LOG))
-    first, second, third = (block_row(log.block_report(at, node)) for node in MEMBERS)
+    first, second, third = (report_row(log.block_report(at, node)) for node in MEMBERS)
     assert operator.take(frame(first)) == operator.take(frame(second)) == []
     assert sorted(operator.state.maps["blocks"].rows) == [(at.offset, "dn1"), (at.offset, "dn2")]
     rows = operator.take(frame(third))

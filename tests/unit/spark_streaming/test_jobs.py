@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -17,12 +17,14 @@ from pyspark.errors import StreamingQueryException
 from schemas.records.messages import Verdict
 from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.configuration.audit_config import AuditConfig
-from spark_streaming.jobs import audit_batch, audit_stream, health, wake_ups
-from spark_streaming.jobs.audit_stream import MAX_REASON_CHARACTERS, AuditTooOld, Reporter, RunningQueries
+from spark_streaming.jobs import audit_batch, audit_stream, health, running_query, wake_ups
+from spark_streaming.jobs.audit_metrics import AuditMetrics
+from spark_streaming.jobs.audit_stream import AuditTooOld, Reporter
 from spark_streaming.jobs.health import JobHealth
+from spark_streaming.jobs.running_query import MAX_REASON_CHARACTERS, QueryEnd, RunningQuery
 from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
 from spark_streaming.records.batch_gate import BatchGate, GateClosed
-from spark_streaming.verdicts.query import SLOW_STARTS, SLOW_WORKER
+from spark_streaming.verdicts.query import QUERY_NAME, SLOW_STARTS, SLOW_WORKER
 
 EQUAL = Verdict(
     cluster="c", shard=0, node="om1", barrier_offset=10, index=5, verdict="equal", basis="incremental", differences=[],
@@ -130,29 +132,33 @@ class Session:
         self.levels.append(level)
 
 
-def run(path: Path, *queries: Query, rounds: int = 99, gate: BatchGate | None = None) -> str | None:
-    """Run until the queries end, or a signal comes after so many rounds; every query is stopped."""
+def run(path: Path, query: Any, rounds: int = 99, gate: BatchGate | None = None) -> tuple[QueryEnd, str | None]:
+    """Run until the query ends, or a signal comes after so many rounds; the query is stopped."""
     asked = iter([False] * rounds + [True])
     session: Any = Session()
-    some: Any = list(queries)
     wakes = WakeUps([10**6])
-    found = RunningQueries(session, some, JobHealth(path), gate or BatchGate(), wakes).run(lambda: next(asked))
-    assert [query.is_stopped for query in queries] == [True] * len(queries)
+    job = RunningQuery(session, query, JobHealth(path), gate or BatchGate(), wakes)
+    found = job.run(lambda: next(asked))
+    assert query.is_stopped
     assert session.levels == ["OFF", "ERROR"], "a stop is no error for Spark to log"
-    return found
+    return found, job.failure
 
 
-def test_a_signal_ends_the_queries(path: Path):
-    assert run(path, Query([False] * 2), Query([False] * 2), rounds=2) is None
+ENDED = (QueryEnd.ENDED, None)
 
 
-def test_a_query_that_ends_by_itself_ends_the_others(path: Path):
-    assert run(path, Query([False, False]), Query([False, True])) is None
+def test_a_signal_ends_the_query(path: Path):
+    assert run(path, Query([False] * 2), rounds=2) == ENDED
+
+
+def test_a_query_may_end_by_itself(path: Path):
+    assert run(path, Query([False, True])) == ENDED
 
 
 def test_why_a_query_has_failed(path: Path):
     failure = StreamingQueryException("lost offsets " + "plan " * 10_000)
-    reason = run(path, Query([False]), Query([failure]))
+    end, reason = run(path, Query([False, failure]))
+    assert end is QueryEnd.FAILED
     assert reason is not None
     assert "lost offsets" in reason
     assert len(reason) == MAX_REASON_CHARACTERS
@@ -175,7 +181,7 @@ def test_a_stop_waits_for_the_micro_batch_that_is_being_written(path: Path):
     writer = threading.Thread(target=write)
     writer.start()
     assert inside.wait(5)
-    assert run(path, query, rounds=1, gate=gate) is None
+    assert run(path, query, rounds=1, gate=gate) == ENDED
     writer.join()
     assert written == [False]
     assert query.triggers == [], "and until Spark has noted the micro-batch as done"
@@ -203,9 +209,9 @@ class Runs:
     started: int = 0
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def started(*_: object, **__: object) -> list[Query]:
+        def started(*_: object, **__: object) -> Query:
             self.started += 1
-            return [self.queries.pop(0)]
+            return self.queries.pop(0)
 
         stop = SimpleNamespace(asked=False)
         session: Any = Session()
@@ -282,15 +288,98 @@ def test_a_quiet_audit_is_woken_once_for_each_delay_after_its_last_finding():
 
 
 def test_wake_ups_go_to_the_topic_of_windows(path: Path, monkeypatch: pytest.MonkeyPatch):
-    some: Any = [Query([False] * 3)]
+    some: Any = Query([False] * 3)
     session: Any = Session()
     sent: list[Any] = []
     stats: Any = SimpleNamespace(send=sent.append)
     asked = iter([False, False, False, True])
     monkeypatch.setattr(wake_ups, "MARGIN_S", 0.0)
     wakes = WakeUps([0])
-    assert RunningQueries(session, some, JobHealth(path), BatchGate(), wakes, stats).run(lambda: next(asked)) is None
+    wakes.note(0.0)
+    job = RunningQuery(session, some, JobHealth(path), BatchGate(), wakes, stats)
+    assert job.run(lambda: next(asked)) is QueryEnd.ENDED
     assert sent == [[WAKE_UP]]
+
+
+def quiet_run(path: Path, query: Any) -> QueryEnd:
+    """Run with a topic of windows until the query is put to sleep, or for three rounds."""
+    session: Any = Session()
+    asked = iter([False] * 3 + [True])
+    stats: Any = SimpleNamespace(send=lambda _: None)
+    job = RunningQuery(session, query, JobHealth(path), BatchGate(), WakeUps([]), stats)
+    return job.run(lambda: next(asked))
+
+
+LOOKED: dict[str, Any] = {"sources": []}
+
+
+def test_a_quiet_query_is_put_to_sleep(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(running_query, "QUIET_SECONDS", 0.0)
+    query = Query([False], lastProgress=LOOKED)
+    assert quiet_run(path, query) is QueryEnd.QUIET
+    assert query.is_stopped
+
+
+@pytest.mark.parametrize(
+    "busy", [Query([False] * 3), Query([False] * 3, lastProgress=LOOKED, triggers=[True] * 3)], ids=["new", "busy"]
+)
+def test_a_query_that_has_not_looked_or_is_at_work_is_not_quiet(
+    path: Path, monkeypatch: pytest.MonkeyPatch, busy: Query
+):
+    """On a busy machine a start may take longer than the quiet that is waited for."""
+    monkeypatch.setattr(running_query, "QUIET_SECONDS", 0.0)
+    assert quiet_run(path, busy) is QueryEnd.ENDED
+
+
+def test_a_gate_is_quiet_since_its_last_micro_batch(monkeypatch: pytest.MonkeyPatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    gate = BatchGate()
+    now[0] = 130.0
+    assert gate.quiet_s() == 30.0
+    with gate.passing():
+        now[0] = 190.0
+        assert gate.quiet_s() == 0.0
+    assert gate.quiet_s() == 0.0
+    now[0] = 200.0
+    assert gate.quiet_s() == 10.0
+    gate.note()
+    assert gate.quiet_s() == 0.0
+
+
+def test_a_sleeping_audit_is_started_again_by_news_or_a_wake_up_and_ended_by_a_signal(
+    config: AuditConfig, monkeypatch: pytest.MonkeyPatch
+):
+    runs = Runs([], trimmed=[False])
+    runs.install(monkeypatch)
+    seen: list[float] = []
+
+    class Told(SimpleNamespace):
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def has_come(self, timeout_s: float) -> bool:
+            seen.append(timeout_s)
+            return len(seen) == 3
+
+    job = JobHealth(config.health_file)
+    monkeypatch.setattr(audit_stream, "News", lambda *_: Told())
+    asleep = WakeUps([10**6])
+    asleep.note(time.monotonic())
+    metrics = AuditMetrics()
+    audit_stream.await_news(config, asleep, job, metrics, lambda: False)
+    assert seen == [running_query.POLL_SECONDS] * 3
+    due = WakeUps([-2000])
+    due.note(time.monotonic())
+    audit_stream.await_news(config, due, job, metrics, lambda: False)
+    audit_stream.await_news(config, asleep, job, metrics, lambda: True)
+    assert len(seen) == 3
+    pulse = metrics.registry().get_sample_value("stratolog_audit_progress_timestamp_seconds", {"query": QUERY_NAME})
+    assert pulse == pytest.approx(time.time(), abs=60.0), "a sleeping audit shows that it lives"
+    assert due.is_due(time.monotonic()), "the queries that are started now are still to be woken"
 
 
 # What newer software wrote.

@@ -1,0 +1,130 @@
+"""The query of one start: watched until it fails, a stop is asked for, or the logs have been quiet for a while."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_streaming.jobs.health import JobHealth
+from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
+from spark_streaming.records.batch_gate import BatchGate
+from spark_streaming.records.sender import Sender
+from spark_streaming.records.session import LOG_LEVEL
+from spark_streaming.windows.recording import WindowRecorder
+
+POLL_SECONDS = 0.5
+MAX_REASON_CHARACTERS = 2_000
+STOP_SECONDS = 60.0
+"""How long a stop waits for the micro-batch that is being written."""
+
+SETTLE_SECONDS = 5.0
+"""How long it waits then for Spark to note that micro-batch as done."""
+
+PROGRESS_SECONDS = 5.0
+"""How often the offsets that have been read are noted: Spark hands its whole progress over as text."""
+
+QUIET_SECONDS = 60.0
+"""How long there must have been no micro-batch before the query is put to sleep."""
+
+
+class QueryEnd(Enum):
+    """Why the query of a start runs no more."""
+
+    FAILED = "failed"
+    """It has failed."""
+    ENDED = "ended"
+    """A stop was asked for, or it has come to its end."""
+    QUIET = "quiet"
+    """There has been nothing to audit for QUIET_SECONDS."""
+
+
+@dataclass
+class RunningQuery:
+    """The query of one start. It is stopped between micro-batches, whatever ends it."""
+
+    session: SparkSession
+    query: StreamingQuery
+    health: JobHealth
+    gate: BatchGate
+    wake_ups: WakeUps
+    stats: Sender | None = None
+    """To the topic of windows; None if there is none, and Spark runs micro-batches by itself."""
+    windows: WindowRecorder | None = None
+    """Where windows wait until they are sent."""
+    failure: str | None = None
+    """Why the query has failed."""
+    _noted_at_s: float = field(default=float("-inf"), init=False)
+
+    def run(self, is_asked_to_stop: Callable[[], bool]) -> QueryEnd:
+        """Wait for the signal, for the end of the query, or for quiet; raises KafkaException."""
+        try:
+            return self._watch(is_asked_to_stop)
+        except PySparkException as error:
+            # Spark appends the whole logical plan to its message.
+            self.failure = str(error)[:MAX_REASON_CHARACTERS]
+            return QueryEnd.FAILED
+        finally:
+            self._stop()
+
+    def _watch(self, is_asked_to_stop: Callable[[], bool]) -> QueryEnd:
+        """Raises PySparkException when the query fails."""
+        while not is_asked_to_stop():
+            # Raises the query's own failure.
+            if self.query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]
+                return QueryEnd.ENDED
+            self._note_progress()
+            if self.windows is not None:
+                self.windows.send_if_due()
+            if self.stats is None:
+                continue
+            if self.wake_ups.is_due(time.monotonic()):
+                self.stats.send([WAKE_UP])
+                self.gate.note()
+            if self.gate.quiet_s() >= QUIET_SECONDS and _waits(self.query):
+                return QueryEnd.QUIET
+        return QueryEnd.ENDED
+
+    def _note_progress(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._noted_at_s < PROGRESS_SECONDS:
+            return
+        self._noted_at_s = now_s
+        progress = self.query.lastProgress
+        if progress is not None:
+            self.health.update(offsets=offsets_of(progress))
+
+    def _stop(self) -> None:
+        # A micro-batch that comes to the closed gate fails its query, and Spark would log that as an error.
+        self.session.sparkContext.setLogLevel("OFF")
+        self.gate.close(STOP_SECONDS)
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < deadline and _is_busy(self.query):
+            time.sleep(0.05)
+        self.query.stop()
+        self.session.sparkContext.setLogLevel(LOG_LEVEL)
+
+
+def _is_busy(query: StreamingQuery) -> bool:
+    """Say whether a micro-batch is in progress: the one that has been written is still to be noted as done."""
+    return query.isActive and bool(query.status["isTriggerActive"])
+
+
+def _waits(query: StreamingQuery) -> bool:
+    """Say whether a query has looked for records, and found none: on a busy machine the first look may take long."""
+    return query.lastProgress is not None and not _is_busy(query)
+
+
+def offsets_of(progress: object) -> dict[str, dict[str, int]]:
+    """Return the end offsets of a progress: topic -> partition -> next offset."""
+    merged: dict[str, dict[str, int]] = {}
+    for source in progress["sources"]:  # type: ignore[index]
+        end = source["endOffset"]
+        merged |= json.loads(end) if isinstance(end, str) else end or {}
+    return merged
