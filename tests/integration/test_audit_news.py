@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from uuid import uuid4
+
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
@@ -31,9 +33,9 @@ def test_only_what_has_not_been_read_is_news(kafka_broker: LocalKafka, monkeypat
     log, later = f"log-{name}", f"later-{name}"
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
 
-    def made(futures: dict[str, object]) -> None:
+    def made(futures: Mapping[str, Any]) -> None:
         for future in futures.values():
-            future.result()  # type: ignore[attr-defined]
+            future.result()
 
     def send(topic: str, partition: int) -> None:
         producer.produce(topic, b"record", partition=partition)

@@ -46,7 +46,7 @@ def run(*words: object, given: bytes | None = None) -> str:
 
 
 def write_key(client: Client, key: str, size: int) -> None:
-    session = client.create_key(*PLACE, key, size)
+    session = client.create_key(*PLACE, key, size=size)
     assert isinstance(session, KeySession)
     client.commit_key(*PLACE, key, session.session_id, size=size, blocks=[])
 
@@ -137,7 +137,7 @@ def log_values(stack: TestStack) -> list[bytes]:
             found += [
                 message.value() or b""
                 for message in consumer.consume(500, timeout=5)
-                if message.offset() < ends[message.partition()]
+                if (message.offset() or 0) < ends[message.partition() or 0]
             ]
         return found
     finally:

@@ -68,7 +68,7 @@ def values() -> list[bytes]:
     for bucket in ("bucket1", "bucket2"):
         world.do(m.CreateBucket(volume="vol1", bucket=bucket))
     for step in range(60):
-        place = {"volume": "vol1", "bucket": random.choice(["bucket1", "bucket2"])}
+        place: Any = {"volume": "vol1", "bucket": random.choice(["bucket1", "bucket2"])}
         key = f"key{random.randrange(8)}"
         size = random.choice([0, 900, 5_000])
         index = world.leader.index + 1

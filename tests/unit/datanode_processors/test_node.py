@@ -315,7 +315,7 @@ def test_a_datanode_serves_while_its_worker_runs_and_is_closed_however_that_ends
             super().__init__(*given)
             nodes.append(self)
 
-    monkeypatch.setattr(module.faust, "Worker", Worker)
+    monkeypatch.setattr("datanode_processors.node.faust.Worker", Worker)
     monkeypatch.setattr(module, "DatanodeProcess", Kept)
     with pytest.raises(ends_with):
         module.run(config_of(tmp_path, broker.bootstrap_servers))

@@ -262,7 +262,8 @@ def test_progress_is_told_while_files_are_written(client, tree, monkeypatch):
 def test_progress_is_told_while_the_last_keys_are_waited_for(cluster, tree, monkeypatch):
     monkeypatch.setattr(module, "PROGRESS_INTERVAL_MS", 1)
     client, connection = client_to(cluster)
-    real, told = cluster.apply, []
+    real = cluster.apply
+    told: list[object] = []
 
     def apply(body):
         connection.held |= isinstance(body, CommitKey)

@@ -733,8 +733,8 @@ def test_a_piece_that_the_throttle_holds_back_waits(
         return await real(delay_s, *given)
 
     desk = source.desk(bytes_per_s=1_000_000)
-    desk.wait_s = lambda _: 0.003  # type: ignore[method-assign]
-    monkeypatch.setattr(transfer_pages.asyncio, "sleep", sleep)
+    monkeypatch.setattr(desk, "wait_s", lambda _: 0.003)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     with serving(desk, "n1") as peer:
         asker.install(peer)
     assert 0.003 in held

@@ -303,7 +303,7 @@ def test_what_is_held_back_by_one_claim_is_not_offered_by_the_next(story: Story)
 
 
 def test_a_queue_gives_what_it_has_up_to_the_limit():
-    waiting: queue.SimpleQueue[Proposal] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[Proposal | None] = queue.SimpleQueue()
     assert take_queued(waiting, 5, 0) == []
     assert take_queued(waiting, 5, 0.001) == []
     wanted = some(3)
