@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from uuid import uuid4
-
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer, TopicPartition

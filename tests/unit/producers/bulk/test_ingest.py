@@ -2,6 +2,7 @@
 
 import os
 import threading
+from typing import Any
 
 import pytest
 
@@ -263,7 +264,7 @@ def test_progress_is_told_while_the_last_keys_are_waited_for(cluster, tree, monk
     monkeypatch.setattr(module, "PROGRESS_INTERVAL_MS", 1)
     client, connection = client_to(cluster)
     real = cluster.apply
-    told: list[object] = []
+    told: list[Any] = []
 
     def apply(body):
         connection.held |= isinstance(body, CommitKey)

@@ -28,7 +28,7 @@ from replicated_db.core.log.position import FLAG_KEY, INSTALLED_KEY, UNFLAGGED_K
 from replicated_db.core.tables.column_families import RETRY_EXPIRY, TRANSACTION_INFO
 from replicated_db.shell.bootstrap import bootstrap as bootstrap_module
 from replicated_db.shell.bootstrap import candidate as candidate_module
-from replicated_db.shell.bootstrap import peer_calls, transfer_pages
+from replicated_db.shell.bootstrap import peer_calls
 from replicated_db.shell.bootstrap.bootstrap import NoPeerServes, installed_of
 from replicated_db.shell.bootstrap.candidate import Candidate, candidate_folder
 from replicated_db.shell.bootstrap.content_digests import ContentDigests
