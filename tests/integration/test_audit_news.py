@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions, NewTopic
 
 from spark_streaming.records import news
@@ -30,14 +30,24 @@ def test_only_what_has_not_been_read_is_news(kafka_broker: LocalKafka, monkeypat
     monkeypatch.setattr(news, "METADATA_SECONDS", 0.2)
     name = uuid4().hex[:8]
     log, later = f"log-{name}", f"later-{name}"
-    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    # A producer learns of new partitions when it asks for its metadata again.
+    producer = Producer(
+        {"bootstrap.servers": kafka_broker.bootstrap_servers, "topic.metadata.refresh.interval.ms": 100}
+    )
 
     def made(futures: Mapping[str, Any]) -> None:
         for future in futures.values():
             future.result()
 
     def send(topic: str, partition: int) -> None:
-        producer.produce(topic, b"record", partition=partition)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                producer.produce(topic, b"record", partition=partition)
+                break
+            except KafkaException:
+                assert time.monotonic() < deadline
+                producer.poll(0.1)
         assert producer.flush(30) == 0
 
     made(kafka_broker.admin.create_topics([NewTopic(log, 2, 1)]))

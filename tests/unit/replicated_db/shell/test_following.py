@@ -13,21 +13,19 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from faust.types import TP
 
-from replicated_db.core.applying.evidence import audit_report
 from replicated_db.core.applying.replica import Offered
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.log.reading import Reading
 from replicated_db.core.ports import LogUnavailable
-from replicated_db.core.tables.memory import SequenceIds
 from replicated_db.shell import follower as follower_module
-from replicated_db.shell.follower import Feed, Follower, make_app, place_group, rest_while_leading
-from replicated_db.shell.leader_loop import LeaderLoop
+from replicated_db.shell.follower import Feed, make_app, place_group, rest_while_leading
 from schemas.codecs.codec import encode
 from schemas.records.log import Tick
 from schemas.records.messages import AuditReport, Evidence
 from stratolog.local.processes import free_ports, wait_until
 from tests.support.local.memory_broker import PARTITIONS, MemoryBroker, memory_broker
-from tests.support.replicated.kit import CHAIN, LIMITS, NODES, Kit, Shard, put
+from tests.support.replicated.following import Following
+from tests.support.replicated.kit import CHAIN, NODES, Shard, put
 
 DEADLINE_S = 60.0
 EVIDENCE = Evidence(
@@ -40,42 +38,6 @@ _numbers = itertools.count(1)
 def broker() -> Iterator[MemoryBroker]:
     with memory_broker() as broker:
         yield broker
-
-
-class Following:
-    """A follower of one node of a shard; the shard's leader is n1."""
-
-    def __init__(self, node: str = "n2", shard: Shard | None = None) -> None:
-        self.shard = shard or Shard()
-        self.replica = self.shard.nodes[node].replica
-        self.notes: list[tuple[str, dict[str, int]]] = []
-        self.errors: list[BaseException] = []
-        self.published: list[tuple[Any, Offered]] = []
-        outbox: Any = self
-        self.loop = LeaderLoop(
-            self.replica, self.shard.log, Kit(), LIMITS, clock=self.shard.clock, ids=SequenceIds(seed=9), address="",
-            outbox=outbox, intake=self._no_intake, cluster="test", replicas=NODES, hint=lambda: None,
-        )  # fmt: skip
-        self.follower = Follower(
-            Feed(node=node, log_topic="log", audit_topic="audit", members=frozenset(NODES)),
-            {0: self.replica}, {0: self.loop}, {0: self.shard.log}, outbox,
-            lambda text, **at: self.notes.append((text, at)), self.errors.append,
-        )  # fmt: skip
-
-    def _no_intake(self, _: Any) -> Any:
-        raise AssertionError("this node does not lead")
-
-    def publish(self, replica: Any, outcome: Offered) -> None:
-        self.published.append((replica, outcome))
-
-    def take(self, offset: int) -> None:
-        asyncio.run(self.follower.take(0, offset, self.shard.log.entries[offset].value))
-
-    def hear(self, node: str, evidence: Evidence | None, **headers: bytes) -> None:
-        """Hear a report, with the headers of one that has evidence unless others are given."""
-        identity = type(self.replica.identity)(cluster="test", shard=0, shards=1, node=node)
-        report = audit_report(identity, "evidence", -1, self.replica.position, self.replica.digests, evidence, 0)
-        self.follower.on_report(b"0/" + node.encode(), headers, encode(report))
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from replicated_db.shell.tracing.budget import MAX_HEADERS, TRACED_FOR_MS, SpanB
 from replicated_db.shell.tracing.follower_spans import FollowerSpans
 from replicated_db.shell.tracing.leader_spans import LeaderSpans
 from schemas.trace_context import TRACEPARENT, TRACEPARENT_BYTES
+from tests.support.replicated.following import Following
 from tests.support.replicated.kit import propose, put
-from tests.unit.replicated_db.shell.test_following import Following
-from tests.unit.replicated_db.shell.test_leader_turns import Story
+from tests.support.replicated.leader_story import Story
 
 TRACE, CALLER = 0xA1, 0xB2
 KEY = f"00-{TRACE:032x}-{CALLER:016x}-01".encode()
