@@ -102,6 +102,8 @@ def test_reads_of_ranges(make):
             assert file.pread(size, offset) == data[offset : offset + size]
             assert file.seek(offset) == offset
             assert file.read(size) == data[offset : offset + size]
+        assert file.seek(0) == 0
+        assert file.read(5) == data[:5]
         assert file.seek(-5, io.SEEK_END) == len(data) - 5
         assert file.read() == data[-5:]
         assert file.read() == b""
