@@ -49,7 +49,6 @@ class AuditReports:
         self._observe = observe
         self._lock = Lock()
         self._scrubbing: set[int] = set()
-        self._barriers: dict[int, int] = {}
         self._scanned: dict[int, dict[int, int]] = {}
         self._closed = False
         self._log = log
@@ -80,28 +79,23 @@ class AuditReports:
             self._report(replica, "evidence", outcome.position, Digests(replica.families), outcome.evidence)
         if outcome.digests is not None:
             self._report(replica, "incremental", outcome.position, outcome.digests, replica.evidence)
-            self._reach_barrier(replica, outcome.position, outcome.digests)
+            self._report_scanned(replica, outcome.position, outcome.digests)
         if outcome.snapshot is not None:
             self._start_scrub(replica, outcome.position, outcome.snapshot)
 
     def scanned(self, replica: Replica, differences: Mapping[int, int]) -> None:
         """Take what a rolling scan has found: by how much the rows are off the replica's sums, by slot; {} if nowhere.
 
-        It is reported at a barrier: at the last one if nothing has been applied since, else at the next.
+        It is reported at a barrier: at the last one if no batch has been applied since, else at the next. An index
+        names one state of the rows.
         """
-        shard = replica.identity.shard
         with self._lock:
-            self._scanned[shard] = dict(differences)
-            last = self._barriers.get(shard)
+            self._scanned[replica.identity.shard] = dict(differences)
         position, digests, view = replica.snapshot()
         view.close()
-        if position.offset == last:
-            self._report_scanned(replica, position, digests)
-
-    def _reach_barrier(self, replica: Replica, position: Position, digests: Digests) -> None:
-        with self._lock:
-            self._barriers[replica.identity.shard] = position.offset
-        self._report_scanned(replica, position, digests)
+        barrier = replica.barrier
+        if barrier is not None and barrier.index == position.index:
+            self._report_scanned(replica, barrier, digests)
 
     def _report_scanned(self, replica: Replica, position: Position, digests: Digests) -> None:
         """Report what was scanned, if that has not been done, as of a barrier with these sums."""

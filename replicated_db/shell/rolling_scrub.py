@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from replicated_db.core.applying.replica import Replica
-from replicated_db.core.applying.rolling_pass import SLICE_ROWS, FamilyScan, Pace
+from replicated_db.core.applying.rolling_pass import SLICE_ROWS, FamilyScan, ScanPace
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.reports import AuditReports
 
@@ -54,7 +54,7 @@ class RollingScrub:
         self._fatal = fatal
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rolling-scrub", daemon=True)
-        self._pace = Pace(pass_s=within_ms / 2000)
+        self._pace = ScanPace(pass_s=within_ms / 2000)
         self._last: dict[int, LastPass] = {}
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class RollingScrub:
                     f"the rolling scrub's pass over {rows} rows took {took_s:.0f} s: a row that changes at rest is "
                     f"found within {2 * took_s:.0f} s, not {self.within_ms / 1000:.0f} s"
                 )
-            self._pace = Pace(pass_s=self._pace.pass_s, rows=rows)
+            self._pace = ScanPace(pass_s=self._pace.pass_s, rows=rows)
             self._stopping.wait(self._pace.pass_s - took_s)
 
     def _pass(self) -> int | None:

@@ -69,7 +69,7 @@ class FamilyScan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class ScanPace:
     """How long to rest after a slice; ``pass_s``: seconds that a pass may take. ``rows``: of the last pass, if known.
 
     The first pass knows no number: it goes as fast as SHARE lets it. Rows may have changed while the process was down.

@@ -26,14 +26,14 @@ from tests.support.logs.logbuilder import Rows, merged, row_hash, slot_of
 ONE = (1).to_bytes(8, "big")
 
 
-class Row(NamedTuple):
+class DamagedRow(NamedTuple):
     """A row by column family and key."""
 
     cf: str
     key: bytes
 
 
-Change = Mapping[Row, bytes | None]
+Change = Mapping[DamagedRow, bytes | None]
 """Rows and their new values; None: the row is gone."""
 
 
@@ -46,8 +46,8 @@ class Injection:
     at_rest: bool
 
 
-def _key_row(volume: str, key: str) -> Row:
-    return Row(KEY_TABLE, f"/{volume}/{BUCKET}/{key}".encode())
+def _key_row(volume: str, key: str) -> DamagedRow:
+    return DamagedRow(KEY_TABLE, f"/{volume}/{BUCKET}/{key}".encode())
 
 
 def _flipped(rows: Rows, _log: JudgedLog, volume: str) -> Change:
@@ -68,15 +68,15 @@ def _skipped(rows: Rows, log: JudgedLog, _volume: str) -> Change:
     """What the last batch has changed is as it was before it."""
     before = replace(log, records=[one for one in log.records if one.record is not _last_batch(log)]).rows()
     changed = {row for row in rows.keys() | before.keys() if rows.get(row) != before.get(row)}
-    return {Row(*row): before.get(row) for row in changed}
+    return {DamagedRow(*row): before.get(row) for row in changed}
 
 
 def _twice(rows: Rows, log: JudgedLog, _volume: str) -> Change:
     """The last batch once more: a Put gives the same row again, a Merge another one."""
-    changed: dict[Row, bytes | None] = {}
+    changed: dict[DamagedRow, bytes | None] = {}
     for operation in _last_batch(log).operations:
         if isinstance(operation, Merge):
-            row = Row(operation.cf, operation.key)
+            row = DamagedRow(operation.cf, operation.key)
             changed[row] = merged(changed.get(row) or rows[row], operation.operand)
     return {row: value for row, value in changed.items() if value != rows[row]}
 
@@ -84,7 +84,7 @@ def _twice(rows: Rows, log: JudgedLog, _volume: str) -> Change:
 def _wrong_merge(rows: Rows, log: JudgedLog, _volume: str) -> Change:
     """A counter of the last batch is one more than it should be."""
     counters = [one for one in _last_batch(log).operations if isinstance(one, Merge) and one.cf == USAGE_TABLE]
-    row = Row(counters[-1].cf, counters[-1].key)
+    row = DamagedRow(counters[-1].cf, counters[-1].key)
     return {row: merged(rows[row], ONE)}
 
 
@@ -126,7 +126,7 @@ def _digest_writes(store: RocksStore, change: Change) -> list[tuple[str, bytes, 
     ]
 
 
-def _hash(row: Row, value: bytes | None) -> int:
+def _hash(row: DamagedRow, value: bytes | None) -> int:
     return 0 if value is None else row_hash(row.cf, row.key, value)
 
 

@@ -15,14 +15,14 @@ from schemas.topics import OM_LOG
 from spark_streaming.naming.core.row_differences import NAMED, shown
 from spark_streaming.verdicts.core.words import DIVERGED, EQUAL
 from tests.chaos.audit.damage import INJECTIONS, Change, Injection, buckets_of, inject
-from tests.chaos.audit.world import SHARD, AuditWorld, Seen
+from tests.chaos.audit.world import SHARD, AuditWorld, TimedVerdict
 from tests.support.faults.stack_faults import bystander, database
 from tests.support.logs.judged_log import read_log
 
 KEYS = 4
 
 
-class Finding(NamedTuple):
+class NamingTimes(NamedTuple):
     """An injection, and what became of it: seconds from what shows it to the verdict, and to the verdict with keys."""
 
     name: str
@@ -39,7 +39,7 @@ def run(world: AuditWorld, times: int, seed: int, note: Callable[[str], None]) -
     return figures(findings)
 
 
-def figures(findings: Sequence[Finding]) -> dict[str, Any]:
+def figures(findings: Sequence[NamingTimes]) -> dict[str, Any]:
     """Return counts and percentiles of findings."""
     named = sorted(one.named_s for one in findings)
     told = sorted(one.verdict_s for one in findings)
@@ -60,7 +60,7 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 
 
-def _one(world: AuditWorld, injection: Injection, note: Callable[[str], None]) -> Finding:
+def _one(world: AuditWorld, injection: Injection, note: Callable[[str], None]) -> NamingTimes:
     """Inject one fault into a follower, wait for the verdict and the keys, and give it its rows back."""
     stack = world.stack
     volume = world.fresh_place()
@@ -88,10 +88,10 @@ def _one(world: AuditWorld, injection: Injection, note: Callable[[str], None]) -
     return finding
 
 
-def _found(world: AuditWorld, injection: Injection, node: str, change: Change, since_ms: int) -> Finding:
+def _found(world: AuditWorld, injection: Injection, node: str, change: Change, since_ms: int) -> NamingTimes:
     """Wait for the verdict and the keys."""
 
-    def first(wanted: Callable[[Verdict], bool]) -> Seen | None:
+    def first(wanted: Callable[[Verdict], bool]) -> TimedVerdict | None:
         return next((one for one in world.poll() if one.at_ms >= since_ms and wanted(one.verdict)), None)
 
     def is_diverged(one: Verdict) -> bool:
@@ -103,10 +103,10 @@ def _found(world: AuditWorld, injection: Injection, node: str, change: Change, s
     def is_named(one: Verdict) -> bool:
         return is_diverged(one) and all(shown(row.key) in one.reason.partition(NAMED)[2] for row in change)
 
-    told: Seen = world.wait(f"{node} is diverged: {injection.name}", lambda: first(is_diverged))
-    named: Seen = world.wait(f"the keys of {node}: {injection.name}: {sorted(change)}", lambda: first(is_named))
+    told: TimedVerdict = world.wait(f"{node} is diverged: {injection.name}", lambda: first(is_diverged))
+    named: TimedVerdict = world.wait(f"the keys of {node}: {injection.name}: {sorted(change)}", lambda: first(is_named))
     shown_at_ms = _shown_at_ms(world, told.verdict)
-    return Finding(injection.name, (told.at_ms - shown_at_ms) / 1000, (named.at_ms - shown_at_ms) / 1000)
+    return NamingTimes(injection.name, (told.at_ms - shown_at_ms) / 1000, (named.at_ms - shown_at_ms) / 1000)
 
 
 def _shown_at_ms(world: AuditWorld, verdict: Verdict) -> int:

@@ -26,7 +26,7 @@ BARRIER_INTERVAL_MS = 500
 SCRUB_INTERVAL_MS = 5_000
 
 
-class Seen(NamedTuple):
+class TimedVerdict(NamedTuple):
     """A verdict, and when it could be read (milliseconds since the epoch)."""
 
     verdict: Verdict
@@ -39,7 +39,7 @@ class AuditWorld:
     def __init__(self, stack: TestStack, folder: Path) -> None:
         self.stack = stack
         self.client: Client = stack.client(caller="audit")
-        self.verdicts: list[Seen] = []
+        self.verdicts: list[TimedVerdict] = []
         self._log = folder / "logs" / "audit.log"
         self._reader = VerdictReader(stack.settings.bootstrap_servers)
         self._reports = AuditTap(stack.settings.bootstrap_servers)
@@ -68,11 +68,11 @@ class AuditWorld:
 
     # ------------------------------------------------------------------------------------------------ verdicts
 
-    def poll(self) -> list[Seen]:
+    def poll(self) -> list[TimedVerdict]:
         """Take the verdicts that have come, and return all so far."""
         while found := self._reader.poll(0.05):
             now_ms = time.time_ns() // 1_000_000
-            self.verdicts += [Seen(verdict, now_ms) for verdict in found]
+            self.verdicts += [TimedVerdict(verdict, now_ms) for verdict in found]
         return self.verdicts
 
     def reports(self) -> list[AuditReport]:

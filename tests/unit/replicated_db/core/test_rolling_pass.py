@@ -11,7 +11,7 @@ from replicated_db.core.applying.rolling_pass import (
     SHARE,
     SLICE_ROWS,
     FamilyScan,
-    Pace,
+    ScanPace,
 )
 from replicated_db.core.tables.digests import MASK, Digests, digest_of_rows
 from replicated_db.core.tables.memory import MemoryStore
@@ -58,15 +58,15 @@ def test_what_differs_is_by_how_much_the_rows_are_off(key: bytes, value: bytes |
 
 
 def test_the_first_pass_takes_its_share():
-    assert Pace(pass_s=300).rest_s(0.001) == pytest.approx(0.001 * (1 / SHARE - 1))
-    assert Pace(pass_s=300).rest_s(100.0) == LONGEST_SHARE_S
+    assert ScanPace(pass_s=300).rest_s(0.001) == pytest.approx(0.001 * (1 / SHARE - 1))
+    assert ScanPace(pass_s=300).rest_s(100.0) == LONGEST_SHARE_S
 
 
 def test_later_passes_are_even_and_never_take_more_than_the_share():
     rows = 1_000_000
     even = MARGIN * 300 * SLICE_ROWS / rows
-    assert Pace(pass_s=300, rows=rows).rest_s(0.001) == pytest.approx(even - 0.001)
-    assert Pace(pass_s=300, rows=100 * rows).rest_s(0.001) == pytest.approx(0.019), "too many: the share decides"
-    assert Pace(pass_s=300, rows=rows).rest_s(0.5) == pytest.approx(9.5), "a busy machine: it yields"
-    assert Pace(pass_s=300, rows=10).rest_s(0.001) == LONGEST_REST_S, "few rows are read soon"
-    assert Pace(pass_s=300, rows=0).rest_s(0.001) == pytest.approx(0.019), "an empty replica"
+    assert ScanPace(pass_s=300, rows=rows).rest_s(0.001) == pytest.approx(even - 0.001)
+    assert ScanPace(pass_s=300, rows=100 * rows).rest_s(0.001) == pytest.approx(0.019), "too many: the share decides"
+    assert ScanPace(pass_s=300, rows=rows).rest_s(0.5) == pytest.approx(9.5), "a busy machine: it yields"
+    assert ScanPace(pass_s=300, rows=10).rest_s(0.001) == LONGEST_REST_S, "few rows are read soon"
+    assert ScanPace(pass_s=300, rows=0).rest_s(0.001) == pytest.approx(0.019), "an empty replica"

@@ -56,10 +56,18 @@ class Case:
         self.replica.store.write([(*ROW, value)])
 
     def barrier(self) -> None:
-        position, digests, view = self.replica.snapshot()
+        """Have the leader write a barrier, which the replica applies."""
+        shard = self.shard
+        offset = len(shard.log.entries)
+        shard.clock.advance(10 * shard.limits.barrier_interval_ms)
+        shard.leader._barriers.written = True
+        shard.append(shard.leader.barrier(shard.clock.elapsed_ms()))
+        shard.deliver()
+        assert self.replica.barrier == self.replica.position
+        assert self.replica.barrier.offset == offset
+        _, digests, view = self.replica.snapshot()
         view.close()
-        outcome: Any = Offered(reading=None, position=position, digests=digests)
-        self.reports.publish(self.replica, outcome)
+        self.reports.publish(self.replica, Offered(reading=None, position=self.replica.position, digests=digests))
 
     def told(self) -> list[AuditReport]:
         """Return the reports of scans."""
@@ -122,6 +130,18 @@ def test_while_nothing_is_written_the_last_barrier_is_named(case: Case):
     assert [(one.slots, one.sums, one.barrier_offset) for one in reports] == [
         (*scanned, case.replica.position.offset)
     ] * 2, "once when the family was read, once at the end"
+
+
+def test_a_restart_and_records_that_change_no_rows_forget_no_barrier(case: Case):
+    case.barrier()
+    at = case.replica.position
+    case.shard.append(case.shard.leader.tick())
+    case.shard.deliver()
+    assert case.replica.position.offset > at.offset
+    case.replica = case.shard.node.restart().replica
+    case.scanned()
+    (report,) = case.told()
+    assert (report.barrier_offset, report.index, report.chain) == (at.offset, at.index, at.chain)
 
 
 def test_passes_follow_each_other_and_one_that_takes_too_long_is_told(case: Case):
