@@ -15,7 +15,7 @@ from schemas.topics import OM_LOG
 from spark_streaming.naming.core.row_differences import NAMED, shown
 from spark_streaming.verdicts.core.words import DIVERGED, EQUAL
 from tests.chaos.audit.damage import INJECTIONS, Change, Injection, buckets_of, inject
-from tests.chaos.audit.world import SHARD, AuditWorld, TimedVerdict
+from tests.chaos.audit.world import PATIENCE_S, SHARD, AuditWorld, TimedVerdict
 from tests.support.faults.stack_faults import bystander, database
 from tests.support.logs.judged_log import read_log
 
@@ -67,7 +67,7 @@ def _one(world: AuditWorld, injection: Injection, note: Callable[[str], None]) -
     elsewhere = world.fresh_place()
     for number in range(KEYS):
         world.write(volume, f"key-{number}")
-    stack.wait_converged()
+    stack.wait_converged(PATIENCE_S)
     damaged = bystander(stack)
     log = read_log(stack.settings.bootstrap_servers, SHARD)
     change = injection.change(log.rows(), log, volume)
@@ -77,7 +77,7 @@ def _one(world: AuditWorld, injection: Injection, note: Callable[[str], None]) -
         inject(store, injection, change)
     since_ms = time.time_ns() // 1_000_000
     stack.start_node(damaged)
-    stack.wait_converged()
+    _wait_caught_up(world, damaged)
     if not injection.at_rest:
         world.write(elsewhere, "a-barrier-later")
     finding = _found(world, injection, damaged, change, since_ms)
@@ -130,6 +130,15 @@ def _copied(world: AuditWorld, node: str) -> Path:
     return Path(shutil.copytree(_folder(world, node), saved))
 
 
+def _wait_caught_up(world: AuditWorld, node: str) -> None:
+    """Wait until a node has applied what the others have; what it holds may be something else."""
+
+    def views() -> bool:
+        return len({world.stack.shard(name, SHARD).get("applied_index") for name in world.stack.names}) == 1
+
+    world.wait(f"{node} has caught up", views)
+
+
 def _give_back(world: AuditWorld, node: str, saved: Path) -> None:
     """Put the copy back, from which the node replays the log, and wait until the audit says that it is equal."""
     stack = world.stack
@@ -137,7 +146,7 @@ def _give_back(world: AuditWorld, node: str, saved: Path) -> None:
     shutil.rmtree(_folder(world, node))
     shutil.copytree(saved, _folder(world, node))
     stack.start_node(node)
-    stack.wait_converged()
+    stack.wait_converged(PATIENCE_S)
     offset = stack.shard(node, SHARD)["applied_offset"]
     world.write(world.fresh_place(), "repaired")
 

@@ -97,10 +97,11 @@ def test_a_sound_replica_is_reported_so_at_the_next_barrier(case: Case):
     assert (last.rows, last.differing_slots) == (10, 0), "five rows, and five of retries"
     case.shard.do(put(b"later", b"value"))
     case.barrier()
+    at = case.replica.position
     case.barrier()
     (report,) = case.told()
     assert (report.slots, report.sums) == tuple(case.replica.digests.slots())
-    assert (report.barrier_offset, report.index) == (case.replica.position.offset, case.replica.position.index)
+    assert (report.barrier_offset, report.index) == (at.offset, at.index)
     said = scrub.told(0)
     assert said is not None
     assert (said["within_ms"], said["last_pass"]["rows"]) == (HOUR_MS, 10)
