@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,8 +12,9 @@ from typing import Any, NamedTuple
 from producers import Client
 from schemas.records.messages import AuditReport, Verdict
 from stratolog.cluster.verdicts import VerdictReader
+from stratolog.configuration.loading import load_settings
 from stratolog.local.processes import Process, log_tail, spawn
-from stratolog.local.spawning import audit_command, audit_health
+from stratolog.local.spawning import SOURCES, audit_command, audit_folder, audit_health
 from tests.support.faults.stack_faults import AuditTap, fresh_volume, put_key
 from tests.support.local.stack import TestStack
 
@@ -49,16 +51,18 @@ class AuditWorld:
 
     def start_audit(self) -> None:
         """Start the audit, and wait until it has written something."""
-        began_s = time.time()
-        self.audit = spawn(audit_command(self.stack.settings), log=self._log, detached=False)
-        self.wait("the audit runs", lambda: self._is_up(began_s), START_S)
+        settings = self.stack.settings
+        command, folder = audit_command(settings), audit_folder(settings)
+        (folder / "health.json").unlink(missing_ok=True)
+        # Spark leaves files in its working directory.
+        environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
+        self.audit = spawn(command, log=self._log, detached=False, env=environment, cwd=folder)
+        self.wait("the audit runs", self._is_up, START_S)
 
-    def _is_up(self, began_s: float) -> bool:
+    def _is_up(self) -> bool:
         assert self.audit is not None
         assert self.audit.is_running(), f"the audit has ended\n{log_tail(self._log)}"
-        health = self.stack.settings.data_dir / "audit" / "health.json"
-        is_new = health.exists() and health.stat().st_mtime >= began_s
-        return is_new and audit_health(self.stack.settings).get("status") == "running"
+        return audit_health(self.stack.settings).get("status") == "running"
 
     def kill_audit(self) -> None:
         """SIGKILL the audit, the JVM with it."""
@@ -111,7 +115,7 @@ def audit_world(folder: Path, **settings: Any) -> Iterator[AuditWorld]:
     """Start brokers, three nodes and the audit in ``folder``."""
     given: dict[str, Any] = {
         "shards": 1, "barrier_interval_ms": BARRIER_INTERVAL_MS, "scrub_interval_ms": SCRUB_INTERVAL_MS,
-        "bootstrap_records": 1,
+        "bootstrap_records": 1, "cache_dir": load_settings(environment={}).cache_dir,
     }  # fmt: skip
     with ExitStack() as started:
         stack = started.enter_context(TestStack(folder, **given | settings))
