@@ -7,11 +7,13 @@ bounded, so this looks at what is kept of it.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
+from schemas.codecs.registry import registry
 from spark_streaming.batch.semantics import MAX_FINDINGS, LogRows, SemanticFinding
 from spark_streaming.records.core.reading import BATCH
 from spark_streaming.records.decode import column_of, decoded
@@ -21,13 +23,12 @@ SETTLE_MS = 5_000
 """An answer that is younger than the reading of the log by no more than this is left out, if its index is not read."""
 
 _FIELDS = ("client_id", "call_id", "shard", "index", "status")
-_ANSWER: dict[str, Any] = {
-    "type": "record", "name": "Response", "namespace": "stratolog",
-    "fields": [
-        {"name": "client_id", "type": "bytes"}, {"name": "call_id", "type": "long"}, {"name": "shard", "type": "int"},
-        {"name": "index", "type": "long"}, {"name": "status", "type": "string"},
-    ],
-}  # fmt: skip
+
+
+def _answer() -> dict[str, Any]:
+    """Return the schema of Response with _FIELDS alone: what a request returns is not looked at."""
+    schema: dict[str, Any] = json.loads(registry.current("Response").text)
+    return {**schema, "fields": [field for field in schema["fields"] if field["name"] in _FIELDS]}
 
 
 def unfounded(responses: DataFrame, log: LogRows, indexes: dict[int, int], read_at_ms: int) -> list[SemanticFinding]:
@@ -57,7 +58,7 @@ def _answers(responses: DataFrame) -> DataFrame:
     inside = F.col(column_of("Responses"))["responses"]
     single = enveloped.select("timestamp", F.explode(F.coalesce(inside, F.array("value"))).alias("value"))
     fields = F.col(column_of("Response"))
-    readable = decoded(single, ["Response"], {"Response": _ANSWER}).where(F.col("error").isNull())
+    readable = decoded(single, ["Response"], {"Response": _answer()}).where(F.col("error").isNull())
     return readable.select("timestamp", F.col("value").alias("answer"), *(fields[name].alias(name) for name in _FIELDS))
 
 
