@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import json
 from typing import Any
 
+import fastavro
 import pytest
 
+from schemas.codecs.codec import HEADER_BYTES, encode
+from schemas.codecs.registry import registry
 from schemas.records.datanode import BlockReport, ContainerDigest
-from schemas.records.messages import Verdict
-from spark_streaming.batch import counting, meaning
+from schemas.records.messages import Response, Verdict
+from spark_streaming.batch import acknowledgements, counting, meaning
 from spark_streaming.batch.block_reports import judge_blocks
 from spark_streaming.batch.core.computed import CounterDifference, LogPoint, ShardDigest
 from spark_streaming.batch.core.gathering import FactRow, GatheredVerdicts, LogPartition, PartitionFacts, facts_from
@@ -218,3 +223,12 @@ def test_what_the_log_does_not_give_is_left_out(monkeypatch: pytest.MonkeyPatch)
     ends.pop(0)
     found = meaning.check_meaning(None, "nowhere", [view], 0)  # type: ignore[arg-type]
     assert (found["findings"], len(found["left_out"])) == ([], 3)
+
+
+def test_an_answer_is_read_without_what_its_request_returned():
+    """Avro reads a narrower schema only if the fields' types are the writer's own: client ids are of fixed size."""
+    told = Response(client_id=b"c" * 16, call_id=9, shard=1, index=3, status="OK", message="m", result=None)
+    writer = fastavro.parse_schema(json.loads(registry.current("Response").text))
+    reader = fastavro.parse_schema(acknowledgements._answer())
+    found = fastavro.schemaless_reader(io.BytesIO(encode(told)[HEADER_BYTES:]), writer, reader)
+    assert found == {"client_id": b"c" * 16, "call_id": 9, "shard": 1, "index": 3, "status": "OK"}
