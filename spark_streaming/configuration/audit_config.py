@@ -29,9 +29,9 @@ class AuditConfig:
     until the verdict is ``unknown``. ``scan_timeout_ms``: how long a scan of stored bytes waits for the other members.
     ``logs``: the logs to audit, in JSON a list of objects with the fields of AuditedLog; all but the first are audited
     only if their topics exist. ``trigger_ms``: pause between micro-batches. ``require_blocks``: for the batch job,
-    whether all members of a pipeline must have reported equal stored bytes. ``semantics``: whether it also checks what
-    the rows mean together, and that answers have results. ``windows``: also count windows of throughput, for
-    ``stats_topic``. ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been
+    whether all members of a pipeline must have reported equal stored bytes. ``semantics``: for the batch job, whether
+    it also checks what the rows mean together, and that answers have results. ``windows``: also count windows of
+    throughput, for ``stats_topic``. ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been
     trimmed away. ``addresses``: by the name of a log, ``host:port`` of the HTTP servers of its nodes; where a replica
     is ``diverged`` they are asked which keys differ.
     ``driver_host``: with a ``master`` of another machine, the name of this one. ``metrics_host`` and
