@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from replicated_db.core.applying.rolling_pass import DEFAULT_SCRUB_WITHIN_MS
 from replicated_db.core.bootstrap.peer_choice import DEFAULT_BOOTSTRAP_RECORDS
 from replicated_db.core.trimming.trim_rule import DEFAULT_TRIM_LOG_AFTER_MS
 from schemas.privilege import ClusterSecret
@@ -60,6 +61,8 @@ class NodeConfig:
     """Interval of barriers while there are writes."""
     scrub_interval_ms: int
     """Interval of barriers with a full scan; 0 = only the one at start."""
+    scrub_within_ms: int = DEFAULT_SCRUB_WITHIN_MS
+    """Within how long the rolling scrub finds a row that changed at rest; 0 = there is none."""
     late_flush_interval_ms: int
     """How long late validation lets rows gather in the table cache before it writes them."""
     peers: tuple[tuple[str, str], ...] = ()

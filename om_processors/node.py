@@ -68,6 +68,7 @@ from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.logs import Notes
 from replicated_db.shell.process import calm_collector, closing, end_soon, fatal, when_brokers_answer
 from replicated_db.shell.rocks import RocksStore
+from replicated_db.shell.rolling_scrub import RollingScrub
 from replicated_db.shell.system import SystemClock, SystemIds
 from replicated_db.shell.trimming.trim_pages import TrimPages
 from schemas.codecs.reference import validate_schemas
@@ -132,6 +133,9 @@ class OMNode:
             config, topic_id, self.loops, self.fleet, self.clock, SystemIds(), self.notes.info, fatal,
             self._checkpoint_removed, self._holds,
         )  # fmt: skip
+        self.rolling_scrub = RollingScrub(
+            self.replicas.values, self.outbox, config.scrub_within_ms, self.notes.info, fatal
+        )
         self.flusher = Flusher(self.replicas.values(), config.late_flush_interval_ms, fatal)
         self.consistency = Consistency(config, self.replicas, self.loops, fatal)
         self.door = DirectDoor(
@@ -263,7 +267,10 @@ class OMNode:
         follower.attach(app)
         for loop in self.loops.values():
             rest_while_leading(app, OM_LOG, loop)
-        status = NodeStatus(self.config, self.replicas, self.loops, self.leadership.roles, self.metrics, self.backlogs)
+        status = NodeStatus(
+            self.config, self.replicas, self.loops, self.leadership.roles, self.metrics, self.backlogs,
+            self.rolling_scrub.told,
+        )  # fmt: skip
         snapshots = SnapshotReads(self.config.node, self.replicas, self.open_snapshots)
         OMHttpApi(self.replicas, self.consistency, status, snapshots, fatal).attach(app)
         SnapshotDiffApi(self.config.node, self.replicas, self.consistency, self.snapshot_diffs).attach(app)
@@ -291,6 +298,7 @@ class OMNode:
             self._ending.cancel()
         self.leadership.stop()
         self.duties.close()
+        self.rolling_scrub.stop()
         self.snapshot_diffs.close()
         closing()
         self.transfers.close()
@@ -332,6 +340,7 @@ def run(config: NodeConfig, tracer: Tracer | None = None) -> None:
     node.flusher.start()
     node.leadership.start()
     node.duties.start()
+    node.rolling_scrub.start()
     try:
         worker.execute_from_commandline()
     finally:

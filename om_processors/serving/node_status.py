@@ -80,9 +80,12 @@ class NodeStatus:
     def __init__(
         self, config: NodeConfig, replicas: Mapping[int, Replica], loops: Mapping[int, LeaderLoop],
         roles: Callable[[int], Json], requests: Mapping[int, RequestMetrics], backlogs: Mapping[int, Backlog],
+        rolling_scrub: Callable[[int], Json | None] = lambda _: None,
     ) -> None:  # fmt: skip
+        """``roles`` and ``rolling_scrub`` say of a shard's number what the leadership and the scan know."""
         self._config = config
         self._roles = roles
+        self._rolling_scrub = rolling_scrub
         self._requests = requests
         self._backlogs = backlogs
         self._replicas = replicas
@@ -121,7 +124,7 @@ class NodeStatus:
             "records_applied": replica.records_applied, "records_void": replica.records_void,
             "members": list(replica.state.replicas), "feature_level": replica.state.feature_level,
             "prepared": replica.state.prepared, **self._roles(shard),
-            "installed": installed_of(replica.store),
+            "installed": installed_of(replica.store), "rolling_scrub": self._rolling_scrub(shard),
             "late_types": sorted(late_types), "late_requests": late_requests, "late_invalid": late_invalid,
         }  # fmt: skip
 

@@ -7,7 +7,7 @@ acknowledge it. A broker that is cut off from the others must not take a record 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Lock
@@ -49,6 +49,7 @@ class AuditReports:
         self._observe = observe
         self._lock = Lock()
         self._scrubbing: set[int] = set()
+        self._scanned: dict[int, dict[int, int]] = {}
         self._closed = False
         self._log = log
         # Scans of different shards wait for each other: they are background work.
@@ -78,8 +79,33 @@ class AuditReports:
             self._report(replica, "evidence", outcome.position, Digests(replica.families), outcome.evidence)
         if outcome.digests is not None:
             self._report(replica, "incremental", outcome.position, outcome.digests, replica.evidence)
+            self._report_scanned(replica, outcome.position, outcome.digests)
         if outcome.snapshot is not None:
             self._start_scrub(replica, outcome.position, outcome.snapshot)
+
+    def scanned(self, replica: Replica, differences: Mapping[int, int]) -> None:
+        """Take what a rolling scan has found: by how much the rows are off the replica's sums, by slot; {} if nowhere.
+
+        It is reported at a barrier: at the last one if no batch has been applied since, else at the next. An index
+        names one state of the rows.
+        """
+        with self._lock:
+            self._scanned[replica.identity.shard] = dict(differences)
+        position, digests, view = replica.snapshot()
+        view.close()
+        barrier = replica.barrier
+        if barrier is not None and barrier.index == position.index:
+            self._report_scanned(replica, barrier, digests)
+
+    def _report_scanned(self, replica: Replica, position: Position, digests: Digests) -> None:
+        """Report what was scanned, if that has not been done, as of a barrier with these sums."""
+        with self._lock:
+            differences = self._scanned.pop(replica.identity.shard, None)
+        if differences is None:
+            return
+        rows = digests.copy()
+        rows.change(differences)
+        self._report(replica, "scrubbed", position, rows, replica.evidence)
 
     def _start_scrub(self, replica: Replica, position: Position, snapshot: StoreSnapshot) -> None:
         """Scan in the background, one scan per shard at a time. A scrub left out is `unknown` to the audit."""

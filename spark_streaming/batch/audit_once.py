@@ -19,9 +19,10 @@ from spark_streaming.batch import oracle
 from spark_streaming.batch.block_reports import judge_blocks
 from spark_streaming.batch.core.computed import LogPoint
 from spark_streaming.batch.core.gathering import GatheredVerdicts, LogPartition, PartitionFacts
-from spark_streaming.batch.core.results import Json, partition_result, whole_result
+from spark_streaming.batch.core.results import Json, partition_result, whole_result, with_meaning
 from spark_streaming.batch.core.stored_bytes import no_blocks
 from spark_streaming.batch.log_view import LogView, open_view
+from spark_streaming.batch.meaning import check_meaning
 from spark_streaming.configuration.audit_config import AuditConfig
 from spark_streaming.records.logs import existing
 from spark_streaming.verdicts.query import SLOW_STARTS, SLOW_WORKER, start
@@ -45,6 +46,7 @@ def audit_once(session: SparkSession, config: AuditConfig) -> Json:
     try:
         _read_on(session, once, sink)
         gathered.fixed = True
+        read_at_ms = time.time_ns() // 1_000_000
         views += [open_view(session, config.bootstrap_servers, log) for log in once.logs]
         gathered.replicas = {
             LogPartition(view.log.name, shard): fact.replicas for view in views for shard, fact in view.facts.items()
@@ -54,16 +56,18 @@ def audit_once(session: SparkSession, config: AuditConfig) -> Json:
             time.sleep(PAUSE_SECONDS)
             _read_on(session, once, sink)
         results = {view.log.name: _log_results(session, config, view, gathered) for view in views}
+        meaning = check_meaning(session, config.bootstrap_servers, views, read_at_ms) if config.semantics else None
     finally:
         for view in views:
             view.effective.unpersist()
         shutil.rmtree(checkpoint, ignore_errors=True)
-    return whole_result(
+    result = whole_result(
         [entry for view in views if view.log.every_partition for entry in results[view.log.name]],
         [entry for view in views if not view.log.every_partition for entry in results[view.log.name]],
         shards_wanted=any(view.log.every_partition for view in views),
         blocks_required=config.require_blocks,
     )
+    return result if meaning is None else with_meaning(result, meaning)
 
 
 def _read_on(session: SparkSession, config: AuditConfig, sink: FindingSink) -> None:

@@ -29,7 +29,8 @@ class AuditConfig:
     until the verdict is ``unknown``. ``scan_timeout_ms``: how long a scan of stored bytes waits for the other members.
     ``logs``: the logs to audit, in JSON a list of objects with the fields of AuditedLog; all but the first are audited
     only if their topics exist. ``trigger_ms``: pause between micro-batches. ``require_blocks``: for the batch job,
-    whether all members of a pipeline must have reported equal stored bytes. ``windows``: also count windows of
+    whether all members of a pipeline must have reported equal stored bytes. ``semantics``: for the batch job, whether
+    it also checks what the rows mean together, and that answers have results. ``windows``: also count windows of
     throughput, for ``stats_topic``. ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been
     trimmed away. ``addresses``: by the name of a log, ``host:port`` of the HTTP servers of its nodes; where a replica
     is ``diverged`` they are asked which keys differ.
@@ -59,6 +60,7 @@ class AuditConfig:
     metrics_host: str = LOOPBACK
     metrics_port: int = 0
     require_blocks: bool = False
+    semantics: bool = False
     windows: bool = True
     window_seconds: int = 10
     windows_trigger_ms: int = 10_000

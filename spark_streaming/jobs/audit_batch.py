@@ -15,6 +15,9 @@ Progress goes to stderr; the last line of stdout is one JSON object::
      "pipelines": [as shards, and "blocks": {"log_offset", "index", "containers", "members": [{"node", "verdict",
       "reason", "containers": [{"container_id", "expected", "found", "blocks": [block keys, hex]}]}]}]}
 
+With ``semantics`` in the configuration, it also has "semantics": {"findings": [{"check", "shard", "subject", "said",
+"found"}], "left_out": [why, ...]} (``spark_streaming/batch/semantics.py``), and a finding makes "ok" false.
+
 "late": the log holds requests that each replica executes (late validation), so the log alone does not give the rows.
 ``log_digest`` is then null until a DigestBase, and a verdict's ``basis`` says that it rests on the replicas alone.
 

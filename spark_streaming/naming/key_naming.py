@@ -16,14 +16,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from schemas.records.messages import Difference, Verdict
-from spark_streaming.naming.core.row_differences import BucketRows, Look, joined, lasting, look, settled, words
+from spark_streaming.naming.core.row_differences import MASK, BucketRows, Look, joined, lasting, look, settled, words
 from spark_streaming.naming.replica_rows import NoRows, ReplicaRows
 from spark_streaming.verdicts.core.words import DIVERGED
 
 WAITING = 64
 """Most verdicts whose keys are still to be named; of further ones the next verdict on the replica is named."""
 
-NAMED_BUCKETS = 4
+NAMED_BUCKETS = 8
 """Most buckets of a verdict whose keys are named; each costs every replica the reading of a column family."""
 
 LOOKS = 4
@@ -33,6 +33,9 @@ LOOK_PAUSE_S = 0.5
 
 AGAIN_SECONDS = 60.0
 """How long what was found of a replica's buckets is repeated before it is looked for again."""
+
+CHANGED_SECONDS = 5.0
+"""How long it is repeated if the buckets are the same, and what is wrong in them is not: another key, or a counter."""
 
 KEPT_SUBJECTS = 1_024
 """Most replicas of partitions of which it is remembered what was found."""
@@ -48,6 +51,7 @@ class _Subject(NamedTuple):
 
 class _Found(NamedTuple):
     slots: frozenset[tuple[str, int]]
+    damage: frozenset[tuple[str, int, int]]
     words: str
     at_s: float
 
@@ -88,8 +92,10 @@ class KeyNaming:
     def _known(self, verdict: Verdict) -> str | None:
         """Return what was found of a verdict's buckets, None if they are to be looked at."""
         found = self._found.get(_subject(verdict))
-        is_fresh = found is not None and time.monotonic() - found.at_s < AGAIN_SECONDS
-        return found.words if found is not None and is_fresh and found.slots == _slots(verdict) else None
+        if found is None or found.slots != _slots(verdict):
+            return None
+        kept_s = AGAIN_SECONDS if found.damage == _damage(verdict) else CHANGED_SECONDS
+        return found.words if time.monotonic() - found.at_s < kept_s else None
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -109,7 +115,7 @@ class KeyNaming:
         found = joined(parts)
         while len(self._found) >= KEPT_SUBJECTS:
             self._found.pop(next(iter(self._found)))
-        self._found[_subject(verdict)] = _Found(_slots(verdict), found, time.monotonic())
+        self._found[_subject(verdict)] = _Found(_slots(verdict), _damage(verdict), found, time.monotonic())
         if not self._stopping.is_set():
             self._on_named(replace(_with(verdict, found), decided_at_ms=time.time_ns() // 1_000_000))
 
@@ -149,6 +155,11 @@ def _subject(verdict: Verdict) -> _Subject:
 
 def _slots(verdict: Verdict) -> frozenset[tuple[str, int]]:
     return frozenset((one.cf, one.bucket) for one in verdict.differences)
+
+
+def _damage(verdict: Verdict) -> frozenset[tuple[str, int, int]]:
+    """Return by how much each bucket differs: the same while nothing else is wrong, whatever is written beside it."""
+    return frozenset((one.cf, one.bucket, (one.replica_sum - one.log_sum) & MASK) for one in verdict.differences)
 
 
 def _with(verdict: Verdict, found: str) -> Verdict:

@@ -78,6 +78,10 @@ def command(
         bool,
         typer.Option("--blocks", help="With --once: also demand that every datanode has reported equal stored bytes."),
     ] = False,
+    semantics: Annotated[
+        bool,
+        typer.Option("--semantics", help="With --once: also check what rows mean together, and answers' results."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say whether the replicas hold what the log says: Spark recomputes it from the log alone.
@@ -89,8 +93,8 @@ def command(
     """
     if once + follow + windows != 1:
         raise UsageError("give one of --once, --follow and --windows")
-    if blocks and not once:
-        raise UsageError("--blocks goes with --once")
+    if (blocks or semantics) and not once:
+        raise UsageError("--blocks and --semantics go with --once")
     settings = connected_settings_of(context)
     check_brokers(settings)
     if follow:
@@ -101,7 +105,9 @@ def command(
         return
     with progress(as_json) as report, interruptible("there is no verdict; nothing was changed"):
         report("Spark reads the log and recomputes (half a minute or more)")
-        result = audit_once(settings, report_timeout_ms=int(report_timeout_s * 1000), require_blocks=blocks)
+        result = audit_once(
+            settings, report_timeout_ms=int(report_timeout_s * 1000), require_blocks=blocks, semantics=semantics
+        )
     if as_json:
         print_json(result)
     else:
@@ -110,7 +116,9 @@ def command(
         raise typer.Exit(EXIT_FAILED)
 
 
-def audit_once(settings: Settings, *, report_timeout_ms: int, require_blocks: bool = False) -> Json:
+def audit_once(
+    settings: Settings, *, report_timeout_ms: int, require_blocks: bool = False, semantics: bool = False
+) -> Json:  # fmt: skip
     """Run the batch audit in a process of its own; return its result (``spark_streaming.jobs.audit_batch``).
 
     Raises Unavailable, with the end of the process's log, if it gives no result.
@@ -124,6 +132,7 @@ def audit_once(settings: Settings, *, report_timeout_ms: int, require_blocks: bo
             "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
             "report_timeout_ms": report_timeout_ms,
             "require_blocks": require_blocks,
+            "semantics": semantics,
             "cluster": settings.cluster,
         }
         path = folder / "audit.json"
@@ -167,7 +176,21 @@ def print_result(result: Json) -> None:
         for entry in entries:
             for detail in _details(entry, f"{kind} {entry['shard']}"):
                 console.print(detail, markup=False, highlight=False, soft_wrap=True)
+    _print_semantics(result.get("semantics"))
     console.print("equal" if result["ok"] else "NOT EQUAL", style="bold green" if result["ok"] else "bold red")
+
+
+def _print_semantics(meaning: Json | None) -> None:
+    """Print what rows say of each other, if that was asked for."""
+    if meaning is None:
+        return
+    rows = [(one["check"], one["shard"], one["subject"], one["said"], one["found"]) for one in meaning["findings"]]
+    if rows:
+        print_table("Rows that contradict each other", ("check", "shard", "what", "said", "found"), rows, ("shard",))
+    else:
+        console.print("no rows contradict each other")
+    for line in meaning["left_out"]:
+        console.print(f"not checked: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_partitions(entries: Sequence[Json], kind: str) -> None:

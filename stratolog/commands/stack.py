@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from stratolog.cluster.installs import installing, installs_in, installs_on_datanodes
+from stratolog.cluster.rolling_scrubs import rolling_scrubs_in
 from stratolog.commands.common.invocation import JsonOption, connected_settings_of, settings_of
 from stratolog.commands.common.output import console, print_fleet, print_json, print_table, progress
 from stratolog.commands.common.waiting import interruptible
@@ -211,6 +212,8 @@ def _print(found: dict[str, Any]) -> None:
         less = ("term", "offset", "flagged", "digest", "leader")
         print_table("Replicas", ("node", *SHARD_COLUMNS.values()), shards, less)
     for line in (line for name, node in found["nodes"].items() for line in installs_in(name, node)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for line in (line for name, node in found["nodes"].items() for line in rolling_scrubs_in(name, node)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     for name, lines in found["installing"].items():
         for line in lines:

@@ -39,6 +39,7 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
         watchdog_ms=settings.watchdog_ms,
         barrier_interval_ms=settings.barrier_interval_ms,
         scrub_interval_ms=settings.scrub_interval_ms,
+        scrub_within_ms=settings.scrub_within_ms,
         late_flush_interval_ms=settings.late_flush_interval_ms,
         peers=_peers(settings, own.name),
         node_addresses=tuple((node.name, node.address) for node in settings.nodes),

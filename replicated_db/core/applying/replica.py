@@ -33,6 +33,7 @@ from replicated_db.core.errors import AheadOfLog, BrokenLog
 from replicated_db.core.execution.shard_state import state_after
 from replicated_db.core.log.position import (
     ANCHOR_KEY,
+    BARRIER_KEY,
     BASES_KEY,
     DIGEST_PREFIX,
     FLAG_KEY,
@@ -150,6 +151,9 @@ class Replica:
         stored_hint = store.get(TRANSACTION_INFO, REQUEST_KEY)
         self.request_position = None if stored_hint is None else decode_request_position(stored_hint)
         self._bases = Bases(store.get(TRANSACTION_INFO, BASES_KEY), self.position.offset)
+        barrier = store.get(TRANSACTION_INFO, BARRIER_KEY)
+        self.barrier = None if barrier is None else Position.decode(barrier)
+        """Position after the last barrier that counted, if one is known. Restarts keep it: scans are reported there."""
         self._barrier_digests: dict[int, str] = {}
         self._held: list[int] = []
         """Offsets from which somebody in this process reads the log again (:meth:`reading_again`)."""
@@ -258,6 +262,8 @@ class Replica:
             evidence = self._judge_base(record, position, writes)
         elif isinstance(record, ControlRecord):
             writes.append((TRANSACTION_INFO, state_key(record), value))
+        if isinstance(record, Barrier):
+            writes.append((TRANSACTION_INFO, BARRIER_KEY, position.encode()))
         state = state_after(self.state, record)
         self._write(writes, position, flags=evidence is not None)
         if state.replicas != self.state.replicas:
@@ -267,6 +273,7 @@ class Replica:
         if isinstance(record, Genesis):
             self.genesis = record
         if isinstance(record, Barrier):
+            self.barrier = position
             self._remember_digest()
             snapshot = self.store.snapshot() if record.scrub else None
             return Offered(

@@ -28,6 +28,7 @@ from replicated_db.core.bootstrap.listing import CHECKPOINTS, DATABASE
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.log.position import (
     ANCHOR_KEY,
+    BARRIER_KEY,
     BASES_KEY,
     FLAG_KEY,
     INSTALLED_KEY,
@@ -164,7 +165,7 @@ def move_to_log(
             position, sums, members, topic_id=topic_id, backup=backup, created_at_ms=created_at_ms,
             level=replica.state.feature_level,
         )  # fmt: skip
-        gone = (ANCHOR_KEY, BASES_KEY, REQUEST_KEY, FLAG_KEY, UNFLAGGED_KEY, INSTALLED_KEY)
+        gone = (ANCHOR_KEY, BARRIER_KEY, BASES_KEY, REQUEST_KEY, FLAG_KEY, UNFLAGGED_KEY, INSTALLED_KEY)
         replica.store.write(
             [
                 (TRANSACTION_INFO, POSITION_KEY, begun.before.encode()),

@@ -87,6 +87,11 @@ def whole_result(
     return {"ok": ok and blocks_ok, "shards": list(shards), "pipelines": list(pipelines)}
 
 
+def with_meaning(result: Json, meaning: Json) -> Json:
+    """Add what the rows say of each other: ``semantics``, {"findings": [...], "left_out": [why, ...]}."""
+    return {**result, "ok": result["ok"] and not meaning["findings"], "semantics": meaning}
+
+
 def is_ok(entry: Json) -> bool:
     """Say whether a partition's log is whole, the oracle agrees with it, and all its replicas are equal."""
     return (

@@ -6,7 +6,7 @@ verdicts stay true. An audit that has died says nothing new either. What tells t
 1. A partition is *behind* if its replicas have reported SILENCE_MS or more after its newest verdict was decided. All
    its verdicts are stale then.
 2. An ``equal`` on a replica is stale, too, if a verdict on the same partition and basis is SILENCE_MS younger: this
-   replica is a member no longer, or is not heard of.
+   replica is a member no longer, or is not heard of. Of full scans OLD_MS: each node reads its rows at its own pace.
 3. Where nobody knows when the replicas have reported, verdicts of OLD_MS are stale.
 """
 
@@ -24,6 +24,7 @@ OLD_MS = 25 * 60_000
 """Without writes there is a barrier at each scrub, every ten minutes as a rule."""
 
 EQUAL = "equal"
+SCRUBBED = "scrubbed"
 STALE = "stale"
 
 
@@ -73,7 +74,8 @@ def judged(
 
     def is_stale(one: Verdict) -> bool:
         partition = ReportedPartition(one.log, one.shard)
-        left_behind = newest[one.log, one.shard, one.basis] - one.decided_at_ms >= SILENCE_MS
+        patience_ms = OLD_MS if one.basis.endswith(SCRUBBED) else SILENCE_MS
+        left_behind = newest[one.log, one.shard, one.basis] - one.decided_at_ms >= patience_ms
         is_old = partition not in reported_ms and now_ms - one.decided_at_ms >= OLD_MS
         return partition in behind or (one.verdict == EQUAL and left_behind) or is_old
 

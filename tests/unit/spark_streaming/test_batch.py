@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import json
 from typing import Any
 
+import fastavro
 import pytest
 
+from schemas.codecs.codec import HEADER_BYTES, encode
+from schemas.codecs.registry import registry
 from schemas.records.datanode import BlockReport, ContainerDigest
-from schemas.records.messages import Verdict
+from schemas.records.messages import Response, Verdict
+from spark_streaming.batch import acknowledgements, counting, meaning
 from spark_streaming.batch.block_reports import judge_blocks
-from spark_streaming.batch.core.computed import CounterDifference, ShardDigest
+from spark_streaming.batch.core.computed import CounterDifference, LogPoint, ShardDigest
 from spark_streaming.batch.core.gathering import FactRow, GatheredVerdicts, LogPartition, PartitionFacts, facts_from
-from spark_streaming.batch.core.results import partition_result, whole_result
+from spark_streaming.batch.core.results import partition_result, whole_result, with_meaning
 from spark_streaming.batch.core.stored_bytes import (
     ScanHead,
     are_blocks_ok,
@@ -190,3 +196,42 @@ def test_unknown_stored_bytes_are_well_unless_they_are_required():
     entry = {"blocks": no_blocks(["dn1"])}
     assert are_blocks_ok(entry, required=False)
     assert not are_blocks_ok(entry, required=True)
+
+
+FINDING = {"check": "usage", "shard": 0, "subject": "/v/b/#usedBytes", "said": "9", "found": "8"}
+
+
+@pytest.mark.parametrize(("ok", "findings", "wanted"), [(True, [], True), (True, [FINDING], False), (False, [], False)])
+def test_what_rows_mean_counts_beside_digests(ok: bool, findings: list[Any], wanted: bool):
+    said = {"findings": findings, "left_out": ["shard 1: its log was trimmed"]}
+    found = with_meaning({"ok": ok, "shards": []}, said)
+    assert found == {"ok": wanted, "shards": [], "semantics": said}
+
+
+def test_what_the_log_does_not_give_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    ends = {shard: LogPoint(10, 5) for shard in range(4)}
+    monkeypatch.setattr(counting, "ends", lambda _: ends)
+    facts = {
+        0: PartitionFacts(), 1: PartitionFacts(broken="offset 3"), 2: PartitionFacts(base=LogPoint(2, 1)),
+        3: PartitionFacts(late_from=10),
+    }  # fmt: skip
+    view: Any = LogView(log=OBJECT_MANAGER, records=None, effective=None, facts=facts, partition_count=4)  # type: ignore[arg-type]
+    assert meaning._ends(view, "shard") == (
+        {0: LogPoint(10, 5)},
+        [
+            "shard 1: its log is broken", "shard 2: its log was trimmed",
+            "shard 3: its requests are validated late",
+        ],
+    )  # fmt: skip
+    ends.pop(0)
+    found = meaning.check_meaning(None, "nowhere", [view], 0)  # type: ignore[arg-type]
+    assert (found["findings"], len(found["left_out"])) == ([], 3)
+
+
+def test_an_answer_is_read_without_what_its_request_returned():
+    """Avro reads a narrower schema only if the fields' types are the writer's own: client ids are of fixed size."""
+    told = Response(client_id=b"c" * 16, call_id=9, shard=1, index=3, status="OK", message="m", result=None)
+    writer = fastavro.parse_schema(json.loads(registry.current("Response").text))
+    reader = fastavro.parse_schema(acknowledgements._answer())
+    found = fastavro.schemaless_reader(io.BytesIO(encode(told)[HEADER_BYTES:]), writer, reader)
+    assert found == {"client_id": b"c" * 16, "call_id": 9, "shard": 1, "index": 3, "status": "OK"}

@@ -257,6 +257,15 @@ def test_an_equal_of_a_replica_that_is_not_judged_any_more_is_grey():
     assert [one.is_stale for one in found] == [True, False, False, False]
 
 
+def test_nodes_scan_their_rows_at_their_own_pace():
+    """A scan that another node's has outlived by minutes is none that nobody hears of."""
+    old = replace(EQUAL, basis="scrubbed")
+    for age_ms, stale in ((299_000, False), (25 * 60_000, True)):
+        young = replace(old, node="om2", decided_at_ms=old.decided_at_ms + age_ms)
+        found = judged([old, young], {PARTITION: young.decided_at_ms}, young.decided_at_ms)
+        assert [one.is_stale for one in found] == [stale, False]
+
+
 def test_a_consumer_begins_at_the_oldest_verdict(broker: MemoryBroker):
     broker.append(OM_VERDICTS, *values("om1"))
     found = consume(broker.bootstrap_servers)

@@ -202,6 +202,8 @@ def test_the_same_buckets_are_not_looked_at_for_each_verdict(
     other = replace(later, differences=[BUCKET, replace(BUCKET, bucket=8)], differing_slots=2)
     assert named.naming.take(other) == other
     assert "bucket 8" in named.wait(2).reason
+    damaged = replace(other, differences=[replace(BUCKET, replica_sum=77), other.differences[1]])
+    assert named.naming.take(damaged) != damaged, "told as it was for a moment"
     monkeypatch.setattr(key_naming, "AGAIN_SECONDS", 0.0)
     assert named.naming.take(other) == other
     assert named.wait(3).barrier_offset == 20

@@ -12,6 +12,7 @@ from schemas.records.messages import Verdict
 from spark_streaming import dashboard
 from stratolog.cluster import verdicts
 from stratolog.cluster.verdicts import Latest
+from stratolog.commands import audit
 
 
 def verdict(**given: Any) -> Verdict:
@@ -96,3 +97,15 @@ def test_the_live_table_breaks_no_word_on_a_narrow_terminal(width: int) -> None:
     assert "123456" in shown
     assert "…" not in shown
     assert all(len(line) <= width for line in shown.splitlines())
+
+
+def test_rows_that_contradict_each_other_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    finding = {"check": "usage", "shard": 0, "subject": "/v/b/#usedBytes", "said": "9", "found": "8"}
+    result = {"ok": False, "shards": [], "pipelines": [], "semantics": {"findings": [finding], "left_out": ["why"]}}
+    audit.print_result(result)
+    said = capsys.readouterr().out
+    assert "/v/b/#usedBytes" in said
+    assert "not checked: why" in said
+    assert said.endswith("NOT EQUAL\n")
+    audit.print_result({**result, "ok": True, "semantics": {"findings": [], "left_out": []}})
+    assert "no rows contradict each other" in capsys.readouterr().out

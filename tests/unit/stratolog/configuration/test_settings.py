@@ -37,6 +37,7 @@ ANOTHER = {
     "watchdog_ms": "1500",
     "barrier_interval_ms": "50",
     "scrub_interval_ms": "0",
+    "scrub_within_ms": "60000",
     "late_flush_interval_ms": "250",
     "bootstrap_records": "5000",
     "bootstrap_bytes_per_s": "1048576",
