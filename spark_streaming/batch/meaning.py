@@ -38,7 +38,9 @@ def check_meaning(session: SparkSession, bootstrap_servers: str, views: Sequence
         elif own:
             beside = _rows(pipelines, own)
     findings = semantic_findings(rows, beside, time.time_ns() // 1_000_000)
-    source = sources.KafkaSource(bootstrap_servers, {OM_RESPONSES: OM_RESPONSES}, may_lose=True)
+    source = sources.KafkaSource(
+        bootstrap_servers=bootstrap_servers, topics={OM_RESPONSES: OM_RESPONSES}, may_lose=True
+    )
     indexes = {shard: point.index for shard, point in ends.items()}
     findings += unfounded(sources.bounded(session, source), rows, indexes, read_at_ms)
     return {"findings": as_json(findings), "left_out": left_out}

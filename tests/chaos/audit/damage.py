@@ -90,7 +90,8 @@ def _wrong_merge(rows: Rows, log: JudgedLog, _volume: str) -> Change:
 
 def _last_batch(log: JudgedLog) -> Batch:
     """Return the last batch that changes rows: of the commit of the volume's last key."""
-    return next(batch for batch in reversed(log.counting(Batch)) if batch.operations)
+    batches: list[Batch] = log.counting(Batch)
+    return next(batch for batch in reversed(batches) if batch.operations)
 
 
 INJECTIONS = (
