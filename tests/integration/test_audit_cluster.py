@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from schemas.topics import OM_LOG
 from spark_streaming.records.transforms import TASK, with_tasks
 from stratolog.local.jars import spark_jars
-from tests.integration.test_audit_stream import ROOT, Job, Topics
+from tests.support.audit.running_audit import ROOT, Job, Topics
 from tests.support.audit.spark import spark
 from tests.support.audit.standalone import SPARK_HOME, StandaloneSpark, standalone_spark
 from tests.support.local.stack import LocalKafka

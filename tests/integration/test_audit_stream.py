@@ -4,141 +4,40 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import runpy
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
-from confluent_kafka import OFFSET_END, Consumer, Producer, TopicPartition
-from confluent_kafka.admin import NewTopic
 from pyspark.errors import StreamingQueryException
 from rich.console import Console
 
 from schemas.codecs.block_rows import block_key
-from schemas.codecs.codec import decode, decode_as, encode
+from schemas.codecs.codec import decode
 from schemas.features import LATEST
-from schemas.records.datanode import BlockReport
 from schemas.records.log import Batch, Checkpoint, Delete, Merge, Put
-from schemas.records.messages import AuditReport, Verdict, WindowStats
+from schemas.records.messages import Verdict
 from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.batch.audit_once import audit_once
-from spark_streaming.configuration.audit_config import AuditConfig, config_from
+from spark_streaming.configuration.audit_config import config_from
 from spark_streaming.dashboard import follow
 from spark_streaming.jobs.audit_stream import Reporter
 from spark_streaming.jobs.health import JobHealth
-from spark_streaming.jobs.running_query import STOP_SECONDS
 from spark_streaming.jobs.wake_ups import WakeUps
-from spark_streaming.records.logs import KNOWN_LOGS
 from spark_streaming.verdicts.query import start
 from spark_streaming.verdicts.sinks import FindingSink
 from spark_streaming.windows.core.reading_windows import LatestWindows, rows_of
-from stratolog.local.jars import spark_jars
+from tests.support.audit.running_audit import LAST_WORDS, ROOT, Job, Topics
 from tests.support.audit.spark import spark
 from tests.support.local.stack import LocalKafka
-from tests.support.logs.logbuilder import REPLICAS, At, LogBuilder, ordinary_log, total_hex
+from tests.support.logs.logbuilder import REPLICAS, At, ordinary_log, total_hex
 from tests.support.logs.pipelinelog import MEMBERS, PipelineLog, ordinary_pipeline
 
 pytestmark = pytest.mark.integration
-
-ROOT = Path(__file__).parents[2]
-WAIT_SECONDS = 300
-BY_PYTHON = (sys.executable, "-m", "spark_streaming.jobs.audit_stream")
-LAST_WORDS = ("equal", "diverged", "unknown")
-"""On each of REPLICAS, in the second half of the test of the running audit."""
-
-
-class Topics:
-    """Topics of their own names for one test, and what goes in and out of them."""
-
-    def __init__(self, kafka: LocalKafka, folder: Path, shards: int, pipelines: int = 0) -> None:
-        name = uuid4().hex[:8]
-        self.servers = kafka.bootstrap_servers
-        self.logs = {
-            known.name: dataclasses.replace(
-                known, topic=f"{known.topic}-{name}", reports_topic=f"{known.reports_topic}-{name}"
-            )
-            for known in KNOWN_LOGS
-        }
-        self.verdicts, self.stats = f"verdicts-{name}", f"stats-{name}"
-        self.admin = kafka.admin
-        self.sent: dict[tuple[str, int], int] = {}
-        self.create([NewTopic(self.verdicts, 1, 1), NewTopic(self.stats, 1, 1)])
-        for log, partitions in ((OM_LOG, shards), (DN_LOG, pipelines)):
-            if partitions:
-                self.create_log(log, partitions)
-        self.producer = Producer({"bootstrap.servers": self.servers, "enable.idempotence": True, "log_level": 0})
-        self.folder = folder
-
-    def create(self, topics: list[NewTopic]) -> None:
-        for created in self.admin.create_topics(topics).values():
-            created.result()
-
-    def create_log(self, log: str, partitions: int) -> None:
-        topics = self.logs[log]
-        appended = {"message.timestamp.type": "LogAppendTime"}
-        self.create(
-            [NewTopic(topics.topic, partitions, 1, config=appended), NewTopic(topics.reports_topic, partitions, 1)]
-        )
-
-    def lose_reports(self, log: str, partition: int) -> None:
-        """Some come that nobody reads, and go as all that is older does when its time is over."""
-        topic = self.logs[log].reports_topic
-        for _ in range(5):
-            self.producer.produce(topic, b"nobody reads this", partition=partition)
-        assert self.producer.flush(30) == 0
-        for deleted in self.admin.delete_records([TopicPartition(topic, partition, OFFSET_END)]).values():
-            deleted.result()
-
-    def settings(self, **changed: Any) -> dict[str, Any]:
-        return {
-            "bootstrap_servers": self.servers, "work_dir": str(self.folder / "audit"),
-            "logs": [dataclasses.asdict(log) for log in self.logs.values()], "verdicts_topic": self.verdicts, "stats_topic": self.stats, "jars": [str(jar) for jar in spark_jars()],
-            "report_timeout_ms": 2000,
-        } | changed  # fmt: skip
-
-    def send(self, log: LogBuilder, reports: Sequence[AuditReport | BlockReport]) -> None:
-        """Send what is new in a log, and reports."""
-        name = DN_LOG if isinstance(log, PipelineLog) else OM_LOG
-        topics, at = self.logs[name], (name, log.shard)
-        for value in log.values[self.sent.get(at, 0) :]:
-            self.producer.produce(topics.topic, value, partition=log.shard)
-        self.sent[at] = len(log.values)
-        for report in reports:
-            node = report.datanode if isinstance(report, BlockReport) else report.node
-            key = f"{log.shard}/{node}".encode()
-            self.producer.produce(topics.reports_topic, encode(report), key=key, partition=log.shard)
-        assert self.producer.flush(30) == 0
-
-    def read_verdicts(self) -> list[Verdict]:
-        return [decode_as(Verdict, value) for value in self.read(self.verdicts)]
-
-    def read_windows(self) -> LatestWindows:
-        """What a reader has of the windows; wake-ups have no value."""
-        latest = LatestWindows()
-        latest.take(decode_as(WindowStats, value) for value in self.read(self.stats) if value)
-        return latest
-
-    def read(self, topic: str) -> list[bytes]:
-        consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "none", "enable.auto.commit": False})
-        partition = TopicPartition(topic, 0, 0)
-        end = consumer.get_watermark_offsets(partition)[1]
-        consumer.assign([partition])
-        values: list[bytes] = []
-        while len(values) < end:
-            found = consumer.consume(end - len(values), 5)
-            # A broker that is slow gives errors as messages; librdkafka goes on by itself.
-            values += [message.value() or b"" for message in found if message.error() is None]
-        consumer.close()
-        return values
 
 
 @pytest.fixture
@@ -261,44 +160,6 @@ def test_audit_at_once(topics: Callable[..., Topics], beside: Sequence[int]):
         assert (found["log_digest"] == total_hex(true_at.rows)) == (shard not in (3, 6))
     assert result["shards"][6]["log_digest"] is None
     check_pipelines(result, pipelines)
-
-
-class Job:
-    """A running ``audit_stream`` process."""
-
-    def __init__(
-        self, settings: dict[str, Any], folder: Path, run: Sequence[str | Path] = BY_PYTHON, **environment: str
-    ) -> None:
-        self.config: AuditConfig = config_from(settings)
-        path = folder / "audit.json"
-        path.write_text(json.dumps(settings))
-        self.output = (folder / f"audit-{uuid4().hex[:4]}.out").open("wb")
-        command = [*run, "--config", str(path)]
-        environment = os.environ | environment
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=self.output, stderr=self.output, env=environment)
-
-    def health(self) -> dict[str, Any]:
-        path = self.config.health_file
-        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"verdicts": {}}
-        return found
-
-    def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while time.monotonic() < deadline:
-            health = self.health()
-            if self.is_own(health) and wanted(health):
-                return health
-            assert self.process.poll() is None, Path(self.output.name).read_text()[-5000:]
-            time.sleep(0.2)
-        pytest.fail(f"the audit did not get there: {json.dumps(self.health())[:2000]}")
-
-    def is_own(self, health: dict[str, Any]) -> bool:
-        return bool(health.get("pid") == self.process.pid)
-
-    def end(self, number: int) -> int:
-        """Send a signal; a stop may wait for the micro-batch that is being written, then for Spark."""
-        self.process.send_signal(number)
-        return self.process.wait(2 * STOP_SECONDS)
 
 
 @pytest.fixture

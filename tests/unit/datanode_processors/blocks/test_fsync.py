@@ -74,4 +74,5 @@ def test_a_block_found_on_the_disk_is_stored_by_the_first_question_alone(tmp_pat
     with store.open_writer(1, 1, CELL, CELL) as writer:
         writer.write(CELL, bytes(CELL))
         assert (store.stored_length(1, 1), store.fsyncs.files) == (CELL, 1)
+        writer.sync()
     assert store.stored_length(1, 1) == 2 * CELL
