@@ -7,6 +7,7 @@ request to a batch, each step of a scenario is a batch of its own, executed on t
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -87,6 +88,10 @@ class FirstAppendLost:
         """Nothing is left to undo."""
 
 
+ACKNOWLEDGED_S = 0.5
+"""How long a broker may take to acknowledge requests that the leader has read already."""
+
+
 class BrokerFrozen:
     """Freezes the broker right before the next batch is appended: every outcome is unknown to the leader."""
 
@@ -98,6 +103,8 @@ class BrokerFrozen:
     def append(self, real: KafkaAppender, token: int, value: bytes) -> None:
         if isinstance(decode(value), Batch):
             if not self.appended:
+                # The leader may be here before the broker has acknowledged the requests to their sender.
+                time.sleep(ACKNOWLEDGED_S)
                 self._kafka.pause_broker(1)
             self.appended += 1
         real.append(token, value)

@@ -222,9 +222,11 @@ def test_the_surplus_is_refused_and_the_rest_is_executed(case: Case):
     case.backlog = Backlog(max_queued=4)
     found = case.start()
     case.say(*(request(f"vol{number}", number) for number in range(10)))
+    deadline_s = time.monotonic() + 60
+    while found.reader.ahead < 10:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
     first = names(list(found.take(2, WAIT_S)))
-    while not first:
-        first = names(list(found.take(2, WAIT_S)))
     rest: list[str] = []
     while "vol9" not in rest:
         rest += names(list(found.take(2, WAIT_S)))
