@@ -16,7 +16,6 @@ fastavro's reading is compared too (decision 0056); and the batch job's oracle d
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -28,7 +27,8 @@ from schemas.codecs.registry import MARKER
 from schemas.column_families import BUCKETS, RETRY_TABLE
 from schemas.records import log
 from schemas.records.messages import LogDigestBase
-from spark_streaming.records.core.reading import LOG_RECORD_TYPES, UNKNOWN_SCHEMA, GenesisFacts, Header
+from spark_streaming.records.core.log_headers import header_of
+from spark_streaming.records.core.reading import LOG_RECORD_TYPES, UNKNOWN_SCHEMA, Header
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.digests import Hashes
 from spark_streaming.verdicts.core.inputs import LogRow
@@ -42,10 +42,6 @@ UNKNOWN_SLOT = -1
 SEED = 42
 _MASK = (1 << 64) - 1
 _NO_HASHES: Hashes = np.zeros(0, dtype=np.int64)
-_HEADER_FIELDS = (
-    "term", "nonce", "seq", "prev_chain", "node", "first_index", "last_index", "timestamp_ms", "index", "scrub",
-    "feature_level",
-)  # fmt: skip
 
 
 class Decoded(NamedTuple):
@@ -138,7 +134,7 @@ class RowHashes:
         if record is None:
             header = Header(offset=offset, kind=None, error=found.error)
             return LogRow(header=header, slot=_NO_HASHES, next=_NO_HASHES, prev=_NO_HASHES)
-        header = _header(offset, value, record)
+        header = header_of(offset, value, record)
         if isinstance(record, log.Batch):
             return self._of_batch(header, record)
         base = record if isinstance(record, log.DigestBase) else None
@@ -160,30 +156,6 @@ class RowHashes:
         return LogRow(
             header=header, slot=slot, next=after, prev=prev, unknown_families=unknown, base_asked_by=_asked_by(batch)
         )
-
-
-def _header(offset: int, value: bytes, record: Any) -> Header:
-    fields: dict[str, Any] = {name: getattr(record, name) for name in _HEADER_FIELDS if hasattr(record, name)}
-    if isinstance(record, log.LeaderClaim):
-        fields["value"] = value
-    else:
-        fields["chain_after"] = _chain_after(record.prev_chain, value)
-    if isinstance(record, log.FeatureLevel):
-        fields["feature_level"] = record.level
-    if isinstance(record, log.Genesis | log.Members):
-        fields["replicas"] = tuple(record.replicas)
-    if isinstance(record, log.Genesis):
-        fields["genesis"] = GenesisFacts(
-            cluster=record.cluster, shard=record.shard, shards=record.shards, replicas=tuple(record.replicas),
-            column_families=tuple(record.column_families),
-        )  # fmt: skip
-    return Header(offset=offset, kind=type(record).__name__, **fields)
-
-
-def _chain_after(prev_chain: bytes, value: bytes) -> bytes:
-    chained = hashlib.sha256(prev_chain)
-    chained.update(value)
-    return chained.digest()
 
 
 def _asked_by(batch: log.Batch) -> str:

@@ -1,1 +1,1 @@
-"""The auditor's own reading rule, and how old verdicts may be. Pure."""
+"""The auditor's own reading rule, the headers that it takes, and how old verdicts may be. Pure."""
