@@ -21,8 +21,8 @@ from om_processors.execution.service import refusal_response
 from om_processors.intake.gateway import Received
 from om_processors.intake.intake import RequestIntake
 from replicated_db.core.applying.replica import Replica
-from schemas.codecs.codec import Undecodable, decode_as
-from schemas.door.frames import DOOR_PATH, UPGRADE
+from schemas.codecs.codec import Undecodable, decode_as, encode
+from schemas.door.frames import DOOR_PATH, UPGRADE, DoorKind, door_frame
 from schemas.records.door import DoorLeaders, DoorRead, ShardLeader
 from schemas.records.messages import Request
 from schemas.result_codes import INVALID_REQUEST, NOT_LEADER, OVERLOADED
@@ -50,7 +50,7 @@ class DirectDoor:
         """The intakes of the shards that this node leads."""
         self._connections: set[DoorConnection] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._told = self.leaders()
+        self._told = self._leaders()
         self._looking: asyncio.TimerHandle | None = None
 
     def attach(self, app: web.Application) -> None:
@@ -133,8 +133,11 @@ class DirectDoor:
 
     # -- what a connection needs -----------------------------------------------------------------------------------
 
-    def leaders(self) -> DoorLeaders:
-        """Return who leads, as far as this node has read."""
+    def leaders_frame(self) -> bytes:
+        """Return the frame that says who leads, as far as this node has read."""
+        return door_frame(DoorKind.LEADERS, encode(self._leaders()))
+
+    def _leaders(self) -> DoorLeaders:
         return DoorLeaders(shards=self.shards, leaders=[self._leader_of(shard) for shard in self._replicas])
 
     def _leader_of(self, shard: int) -> ShardLeader:
@@ -143,11 +146,12 @@ class DirectDoor:
 
     def _tell_leaders(self) -> None:
         """Tell every client who leads, if that has changed."""
-        if (leaders := self.leaders()) == self._told:
+        if (leaders := self._leaders()) == self._told:
             return
         self._told = leaders
+        frame = self.leaders_frame()
         for connection in list(self._connections):
-            connection.tell_leaders()
+            connection.tell_leaders(frame)
 
     def submit(self, connection: DoorConnection, shard: int, requests: Sequence[bytes], key: bytes | None) -> None:
         """Pass requests to the shard's leader."""
@@ -165,7 +169,7 @@ class DirectDoor:
                 connection.reject(str(error))
                 return
             responses.append(refusal_response(request, shard, NOT_LEADER, message))
-        connection.tell_leaders()
+        connection.tell_leaders(self.leaders_frame())
         connection.answer(shard, responses)
 
     def look_up(self, reads: Sequence[tuple[DoorRead, Told]]) -> None:

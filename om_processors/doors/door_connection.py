@@ -17,7 +17,7 @@ from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.codecs.envelopes import enveloped_responses, requests_in
 from schemas.door.frames import BadDoorFrame, DoorFrame, DoorFrames, DoorKind, door_frame, key_and_request
 from schemas.door.talk import DoorRole, DoorState, DoorTalk, error_frame
-from schemas.records.door import DoorLeaders, DoorRead, DoorRows
+from schemas.records.door import DoorRead, DoorRows
 from schemas.result_codes import INVALID_REQUEST
 
 MAX_UNANSWERED = 10_000
@@ -41,7 +41,7 @@ class DoorHost(Protocol):
     def look_up(self, reads: Sequence[tuple[DoorRead, Told]]) -> None:
         """Have lookups answered."""
 
-    def leaders(self) -> DoorLeaders:
+    def leaders_frame(self) -> bytes:
         """Return who leads."""
 
 
@@ -73,7 +73,7 @@ class DoorConnection(asyncio.Protocol):
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._transport.write(self._talk.hello())
-        self.tell_leaders()
+        self.tell_leaders(self._host.leaders_frame())
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Forget the connection: answers that come later are dropped."""
@@ -157,9 +157,9 @@ class DoorConnection(asyncio.Protocol):
     def _send_rows(self, number: int, rows: DoorRows) -> None:
         self._send(door_frame(DoorKind.ROWS, encode(rows), number=number))
 
-    def tell_leaders(self) -> None:
-        """Say who leads."""
-        self._send(door_frame(DoorKind.LEADERS, encode(self._host.leaders())))
+    def tell_leaders(self, frame: bytes) -> None:
+        """Send the frame that says who leads: one frame serves all connections."""
+        self._send(frame)
 
     def _send(self, data: bytes) -> None:
         transport = self._transport

@@ -19,12 +19,11 @@ from om_processors.snapshots.core.snapshot_paths import place_of
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import StoreFailure
 from schemas.column_families import BUCKET_TABLE, KEY_TABLE
+from schemas.door.frames import MAX_READ_KEYS
 from schemas.records.door import DoorRead, DoorRows
 from schemas.result_codes import INVALID_REQUEST, NOT_SUPPORTED_OPERATION, OK, OVERLOADED
 from schemas.sharding import shard_of
 
-MAX_KEYS = 1000
-"""Most keys of one lookup."""
 MAX_ROWS_BYTES = 4 * 1024 * 1024
 """Most bytes of rows in one answer: whoever asks for more is told to ask for fewer keys."""
 MAX_WAITING = 20_000
@@ -100,8 +99,8 @@ class DoorLookups:
     def _fault_of(read: DoorRead) -> str | None:
         if read.consistency not in (LINEARIZABLE, SESSION, STALE):
             return f"consistency {read.consistency!r} is not linearizable, session or stale"
-        if not 1 <= len(read.keys) <= MAX_KEYS:
-            return f"a lookup of {len(read.keys)} keys; 1 to {MAX_KEYS} are taken"
+        if not 1 <= len(read.keys) <= MAX_READ_KEYS:
+            return f"a lookup of {len(read.keys)} keys; 1 to {MAX_READ_KEYS} are taken"
         return None
 
     @staticmethod

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Protocol
 
 from producers.direct.direct_transport import DirectTransport
 from producers.requests.core.calls import Call
+from producers.requests.engine import RequestConnection
 from schemas.records.door import DoorRead, DoorRows
 
 TURN_MS = 5.0
@@ -23,24 +23,10 @@ KAFKA_REPLIES_S = 60.0
 """How long after the last request through the brokers replies are expected from them."""
 
 
-class BrokerConnection(Protocol):
-    """The connection to the brokers (``requests/transport``)."""
-
-    @property
-    def shards(self) -> int: ...
-    @property
-    def reply_partition(self) -> int: ...
-    def send(self, calls: Iterable[Call]) -> None: ...
-    def receive(self, wait_ms: float, *, gather: bool) -> list[bytes]: ...
-    def serve(self) -> None: ...
-    def renew(self) -> None: ...
-    def close(self) -> None: ...
-
-
 class FallbackConnection:
     """Joins a connection to the brokers with one to the nodes, which need not be reached yet."""
 
-    def __init__(self, kafka: BrokerConnection, direct: DirectTransport) -> None:
+    def __init__(self, kafka: RequestConnection, direct: DirectTransport) -> None:
         self._kafka = kafka
         self._direct = direct
         self.shards = kafka.shards

@@ -14,8 +14,6 @@ from producers.direct.core.link_talk import LinkFailed
 from schemas.records.door import DoorRows
 from schemas.result_codes import NOT_SUPPORTED_OPERATION, OK, OVERLOADED
 
-MAX_LOOKED_UP = 1000
-"""Most keys of one lookup."""
 ELSEWHERE = frozenset({"NO_LEADER", "NOT_CAUGHT_UP", "REPLICA_FLAGGED", OVERLOADED, NOT_SUPPORTED_OPERATION})
 """Codes that say that another node, or HTTP, may answer."""
 
@@ -26,7 +24,7 @@ LookUp = Callable[[str, str, Sequence[str], str], Future[DoorRows] | None]
 def rows_of(
     look_up: LookUp, volume: str, bucket: str, keys: Sequence[str], consistency: str, timeout_s: float
 ) -> DoorRows | None:
-    """Look up 1 to MAX_LOOKED_UP keys; None if HTTP is to be asked. A status other than OK is final."""
+    """Look up 1 to MAX_READ_KEYS keys; None if HTTP is to be asked. A status other than OK is final."""
     try:
         answer = look_up(volume, bucket, keys, consistency)
         rows = None if answer is None else answer.result(timeout_s)

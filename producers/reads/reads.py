@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 import httpx
 
-from producers.direct.key_lookups import MAX_LOOKED_UP, LookUp, rows_of
+from producers.direct.key_lookups import LookUp, rows_of
 from producers.errors import NOT_CONNECTED, NotConnected, NotFound, RequestFailed, RetryableError, failure
 from producers.reads import snapshot_diffs
 from producers.reads.node_addresses import Find, NodeAddresses
@@ -46,6 +46,7 @@ from producers.reads.snapshot_diffs import OnProgress, SnapshotDiff, SnapshotDif
 from producers.requests import arguments
 from producers.waiting import SlowWait
 from schemas.codecs.codec import Undecodable, decode_as
+from schemas.door.frames import MAX_READ_KEYS
 from schemas.records.door import DoorRows
 from schemas.records.rows import BlockLocation, BucketInfo, KeyInfo, SnapshotInfo, VolumeInfo
 from schemas.result_codes import (
@@ -142,8 +143,8 @@ class Reads:
         names = [arguments.text("keys", key) for key in arguments.sequence("keys", keys, str, "str")]
         arguments.choice("consistency", consistency, CONSISTENCIES)
         found: list[KeyView | None] = []
-        for start in range(0, len(names), MAX_LOOKED_UP):
-            some = names[start : start + MAX_LOOKED_UP]
+        for start in range(0, len(names), MAX_READ_KEYS):
+            some = names[start : start + MAX_READ_KEYS]
             rows = self._rows(volume, bucket, some, consistency)
             if rows is not None and rows.status == OK:
                 found += _views(rows)

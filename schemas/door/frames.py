@@ -44,6 +44,8 @@ DOOR_PATH = "/v1/door"
 MAX_KEY_BYTES = 255
 """Most bytes of the key that begins a KEYED frame."""
 MAX_GREETING_BYTES = 4 * 1024
+MAX_READ_KEYS = 1000
+"""Most keys of one READ; a client asks for more in parts."""
 MAX_READ_BYTES = 4 * 1024 * 1024
 MAX_NUMBER = 2**32 - 1
 """Largest ``shard`` and ``number``."""

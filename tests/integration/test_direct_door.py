@@ -106,16 +106,14 @@ def test_nothing_is_lost_or_doubled_when_leaders_are_killed(stack: TestStack, al
 
 def test_a_moved_leader_names_the_next_one(stack: TestStack, direct: Client):
     leader = stack.wait_leader(0)
-    other = next(name for name in stack.names if name != leader)
     direct.call(CreateVolume(volume="before"))
     stack.stop_node(leader)
     begun_s = time.monotonic()
     for number in range(20):
         direct.call(CreateVolume(volume=f"after{number}"))
     assert time.monotonic() - begun_s < 30
-    assert stack.wait_leader(0) != leader
+    assert stack.wait_leader(0) in set(stack.names) - {leader}
     stack.start_node(leader)
-    assert other in stack.names
 
 
 def test_without_brokers_calls_wait_and_are_answered_when_they_are_back(stack: TestStack, direct: Client):

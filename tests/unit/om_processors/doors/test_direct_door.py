@@ -16,10 +16,10 @@ from crc32c import crc32c
 
 from om_processors.doors import direct_door, door_connection
 from om_processors.doors.door_connection import GREETING_S, HALF_FRAME_S, DoorConnection
-from om_processors.doors.door_lookups import MAX_KEYS, found_rows
+from om_processors.doors.door_lookups import found_rows
 from schemas.codecs.codec import decode_as, encode
 from schemas.codecs.envelopes import MAX_ENVELOPE_MESSAGES, responses_in
-from schemas.door.frames import UPGRADE, DoorFrame, DoorFrames, DoorKind, door_frame, keyed
+from schemas.door.frames import MAX_READ_KEYS, UPGRADE, DoorFrame, DoorFrames, DoorKind, door_frame, keyed
 from schemas.door.talk import DoorRole, DoorState, DoorTalk
 from schemas.records.datanode import StreamError
 from schemas.records.door import DoorLeaders, DoorRead, DoorRows
@@ -237,8 +237,8 @@ class Host:
         for _, told in reads:
             told(DoorRows(status="OK", message="", shard=0, index=1, rows=[]))
 
-    def leaders(self) -> DoorLeaders:
-        return DoorLeaders(shards=2, leaders=[])
+    def leaders_frame(self) -> bytes:
+        return door_frame(DoorKind.LEADERS, encode(DoorLeaders(shards=2, leaders=[])))
 
 
 class Case:
@@ -351,7 +351,7 @@ def test_an_answer_is_one_envelope(case: Case):
 
 
 def test_a_lookup_has_one_key_or_more(site: DoorSite):
-    for count in (0, MAX_KEYS + 1):
+    for count in (0, MAX_READ_KEYS + 1):
         read = DoorRead(consistency="stale", index=0, volume="vol1", bucket="bucket1", keys=["k"] * count)
         with Peer(site) as peer:
             peer.sock.sendall(door_frame(DoorKind.READ, encode(read), number=9))

@@ -12,9 +12,7 @@ import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra 'tracing' is not installed")
 
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -25,18 +23,16 @@ from schemas.records.messages import CreateVolume, DeleteVolume
 from schemas.result_codes import VOLUME_NOT_FOUND
 from schemas.trace_context import traceparent_of
 from tests.support.sdk.memory import MemoryCluster, pipeline_to
+from tests.support.tracing.spans import KeptSpans
 
 PATIENCE_S = 60
 
 
-class Sight:
+class TracedCalls(KeptSpans):
     """A client's engine with a tracer, and the spans that have ended."""
 
     def __init__(self) -> None:
-        self.kept = InMemorySpanExporter()
-        provider = TracerProvider(shutdown_on_exit=False)
-        provider.add_span_processor(SimpleSpanProcessor(self.kept))
-        self.tracer = provider.get_tracer("test")
+        super().__init__()
         self.pipeline, self.connection = pipeline_to(MemoryCluster(), Policy())
         self.pipeline.spans = TracedClient(self.tracer)
 
@@ -45,47 +41,44 @@ class Sight:
         self.pipeline.submit(body, outcomes.put)
         return outcomes.get(timeout=PATIENCE_S)
 
-    def ended(self) -> tuple[ReadableSpan, ...]:
-        return self.kept.get_finished_spans()
-
 
 @pytest.fixture
-def sight() -> Iterator[Sight]:
-    made = Sight()
+def traced() -> Iterator[TracedCalls]:
+    made = TracedCalls()
     yield made
     made.pipeline.close(0)
 
 
-def test_a_call_is_a_span_below_the_callers(sight: Sight):
-    with sight.tracer.start_as_current_span("application") as mine:
-        assert sight.call(CreateVolume(volume="v1")).status == "OK"
-    span, application = sight.ended()
+def test_a_call_is_a_span_below_the_callers(traced: TracedCalls):
+    with traced.tracer.start_as_current_span("application") as mine:
+        assert traced.call(CreateVolume(volume="v1")).status == "OK"
+    span, application = traced.ended()
     assert (span.name, span.kind) == ("CreateVolume", SpanKind.CLIENT)
     assert span.parent == mine.get_span_context() == application.context
     assert (span.attributes or {})["stratolog.index"] == 1
     assert span.status.status_code is StatusCode.UNSET
 
 
-def test_an_error_is_the_spans_and_the_callers(sight: Sight):
-    assert isinstance(sight.call(DeleteVolume(volume="v1")), RequestFailed)
-    (span,) = sight.ended()
+def test_an_error_is_the_spans_and_the_callers(traced: TracedCalls):
+    assert isinstance(traced.call(DeleteVolume(volume="v1")), RequestFailed)
+    (span,) = traced.ended()
     assert (span.attributes or {})["error.type"] == VOLUME_NOT_FOUND
     assert span.status.status_code is StatusCode.ERROR
 
 
-def test_a_call_that_is_not_sent_ends_its_span(sight: Sight):
-    sight.pipeline.close(0)
+def test_a_call_that_is_not_sent_ends_its_span(traced: TracedCalls):
+    traced.pipeline.close(0)
     with pytest.raises(ClientClosed):
-        sight.pipeline.submit(CreateVolume(volume="v1"), lambda _: None)
-    assert [span.status.status_code for span in sight.ended()] == [StatusCode.ERROR]
+        traced.pipeline.submit(CreateVolume(volume="v1"), lambda _: None)
+    assert [span.status.status_code for span in traced.ended()] == [StatusCode.ERROR]
 
 
-def test_the_key_of_a_record_names_the_calls_span(sight: Sight):
-    span = TracedClient(sight.tracer).call(CreateVolume(volume="v1"))
+def test_the_key_of_a_record_names_the_calls_span(traced: TracedCalls):
+    span = TracedClient(traced.tracer).call(CreateVolume(volume="v1"))
     assert span is not None
     text = traceparent_of(span.key)
     span.end(RequestFailed("WRONG", "x"))
-    (ended,) = sight.ended()
+    (ended,) = traced.ended()
     assert ended.context is not None
     assert text is not None
     assert text[:-2] == f"00-{ended.context.trace_id:032x}-{ended.context.span_id:016x}-"
@@ -99,11 +92,11 @@ def test_what_is_not_sampled_has_no_key_and_no_span():
     assert spans_of(None) is NO_SPANS
 
 
-def test_a_key_has_a_span_with_its_blocks_below(sight: Sight):
-    key = TracedClient(sight.tracer).key("/v/b/k")
+def test_a_key_has_a_span_with_its_blocks_below(traced: TracedCalls):
+    key = TracedClient(traced.tracer).key("/v/b/k")
     done, failed, left = object(), object(), object()
     with key.current():
-        sight.call(CreateVolume(volume="v1"))
+        traced.call(CreateVolume(volume="v1"))
     for block in (done, failed, left):
         key.block_began(block, "pipeline-1", "dn1,dn2,dn3")
     key.block_ended(done, 7)
@@ -111,9 +104,9 @@ def test_a_key_has_a_span_with_its_blocks_below(sight: Sight):
     key.block_ended(failed, 0, OSError("broken"))
     key.ended(OSError("broken"))
     key.ended()
-    names = [span.name for span in sight.ended()]
+    names = [span.name for span in traced.ended()]
     assert names == ["CreateVolume", "write block", "write block", "write block", "write key"]
-    *below, whole = sight.ended()
+    *below, whole = traced.ended()
     assert [span.parent for span in below] == [whole.context] * 4
     assert [span.status.status_code for span in below] == [
         StatusCode.UNSET,

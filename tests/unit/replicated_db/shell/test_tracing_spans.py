@@ -11,9 +11,7 @@ import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra 'tracing' is not installed")
 
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, StatusCode
 
 from replicated_db.core.leading.leader import Proposal, Reply
@@ -25,27 +23,11 @@ from schemas.trace_context import TRACEPARENT, TRACEPARENT_BYTES
 from tests.support.replicated.following import Following
 from tests.support.replicated.kit import propose, put
 from tests.support.replicated.leader_story import Story
+from tests.support.tracing.spans import KeptSpans
 
 TRACE, CALLER = 0xA1, 0xB2
 KEY = f"00-{TRACE:032x}-{CALLER:016x}-01".encode()
 NOW_MS = 1_700_000_000_000
-
-
-class Sight:
-    """A tracer, and the spans that have ended."""
-
-    def __init__(self) -> None:
-        self.kept = InMemorySpanExporter()
-        provider = TracerProvider(shutdown_on_exit=False)
-        provider.add_span_processor(SimpleSpanProcessor(self.kept))
-        self.tracer = provider.get_tracer("test")
-
-    def ended(self) -> dict[str, ReadableSpan]:
-        """Return them by name; a name occurs once."""
-        spans = self.kept.get_finished_spans()
-        found = {span.name: span for span in spans}
-        assert len(found) == len(spans)
-        return found
 
 
 def own(span: ReadableSpan) -> SpanContext:
@@ -60,8 +42,8 @@ def above(span: ReadableSpan) -> int:
 
 
 @pytest.fixture
-def sight() -> Sight:
-    return Sight()
+def spans_kept() -> KeptSpans:
+    return KeptSpans()
 
 
 def begun(spans: LeaderSpans, count: int) -> list[Proposal]:
@@ -78,9 +60,9 @@ def replies(proposals: Sequence[Proposal]) -> list[Reply]:
 # -- a leader ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_loop_leaves_the_spans_of_a_traced_request_and_of_no_other(sight: Sight):
+def test_a_loop_leaves_the_spans_of_a_traced_request_and_of_no_other(spans_kept: KeptSpans):
     story = Story()
-    spans = story.loop._spans = LeaderSpans(sight.tracer, 0)
+    spans = story.loop._spans = LeaderSpans(spans_kept.tracer, 0)
     traced, other = propose(put(b"a", b"1")), propose(put(b"b", b"2"))
     headers: list[Any] = []
 
@@ -94,7 +76,7 @@ def test_a_loop_leaves_the_spans_of_a_traced_request_and_of_no_other(sight: Sigh
         return [traced, other]
 
     story.lead(taken, appended)
-    found = sight.ended()
+    found = spans_kept.by_name()
     assert set(found) == {f"lead {traced.request_type}", "execute", "append"}
     assert {own(span).trace_id for span in found.values()} == {TRACE}
     lead = found[f"lead {traced.request_type}"]
@@ -106,23 +88,23 @@ def test_a_loop_leaves_the_spans_of_a_traced_request_and_of_no_other(sight: Sigh
     assert len(spans) == 0
 
 
-def test_what_is_answered_at_once_has_one_step(sight: Sight):
-    spans = LeaderSpans(sight.tracer, 3)
+def test_what_is_answered_at_once_has_one_step(spans_kept: KeptSpans):
+    spans = LeaderSpans(spans_kept.tracer, 3)
     proposals = begun(spans, 1)
     spans.answered(replies(proposals))
-    lead = sight.ended()[f"lead {proposals[0].request_type}"]
+    lead = spans_kept.by_name()[f"lead {proposals[0].request_type}"]
     assert dict(lead.attributes or {}) == {"stratolog.request": proposals[0].request_type, "stratolog.shard": 3}
     assert spans.headers() == ()
     spans.answered(replies(proposals))
-    assert len(sight.ended()) == 2, "an answer that comes twice ends nothing twice"
+    assert len(spans_kept.by_name()) == 2, "an answer that comes twice ends nothing twice"
 
 
-def test_a_claim_that_ends_ends_its_spans_with_an_error(sight: Sight):
-    spans = LeaderSpans(sight.tracer, 0)
+def test_a_claim_that_ends_ends_its_spans_with_an_error(spans_kept: KeptSpans):
+    spans = LeaderSpans(spans_kept.tracer, 0)
     (proposal,) = begun(spans, 1)
     spans.taken(proposal)
     spans.drop("deposed")
-    assert {span.status.status_code for span in sight.ended().values()} == {StatusCode.ERROR}
+    assert {span.status.status_code for span in spans_kept.by_name().values()} == {StatusCode.ERROR}
     assert (len(spans), spans.headers()) == (0, ())
 
 
@@ -134,41 +116,41 @@ def test_a_claim_that_ends_ends_its_spans_with_an_error(sight: Sight):
         b"ff" + KEY[2:], KEY.replace(b"a1", b"zz"), KEY.replace(b"a1", b"A1"), KEY.replace(b"a1", b"\r\n"),
     ],
 )  # fmt: skip
-def test_a_key_that_names_no_trace_leaves_no_spans(sight: Sight, key: bytes):
-    spans = LeaderSpans(sight.tracer, 0)
+def test_a_key_that_names_no_trace_leaves_no_spans(spans_kept: KeptSpans, key: bytes):
+    spans = LeaderSpans(spans_kept.tracer, 0)
     spans.begin(propose(put(b"k", b"v")), key)
     assert len(spans) == 0
-    FollowerSpans(sight.tracer, now_ns=lambda: 0).applied(
+    FollowerSpans(spans_kept.tracer, now_ns=lambda: 0).applied(
         [(TRACEPARENT, key), ("x", KEY), (TRACEPARENT, None)], 0, 1, 0, 0
     )
-    assert sight.ended() == {}
+    assert spans_kept.by_name() == {}
 
 
-def test_a_caller_that_does_not_sample_leaves_no_spans(sight: Sight):
-    spans = LeaderSpans(sight.tracer, 0)
+def test_a_caller_that_does_not_sample_leaves_no_spans(spans_kept: KeptSpans):
+    spans = LeaderSpans(spans_kept.tracer, 0)
     spans.begin(propose(put(b"k", b"v")), KEY[:-2] + b"00")
     assert len(spans) == 0
 
 
-def test_what_strangers_ask_for_is_bounded(sight: Sight, monkeypatch: pytest.MonkeyPatch):
+def test_what_strangers_ask_for_is_bounded(spans_kept: KeptSpans, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(leader_spans, "MAX_OPEN", 5)
-    spans = LeaderSpans(sight.tracer, 0)
+    spans = LeaderSpans(spans_kept.tracer, 0)
     begun(spans, 9)
     assert len(spans) == 5, "at work"
     spans.drop("over")
-    limited = LeaderSpans(sight.tracer, 0, SpanBudget(3, now_s=lambda: 1.0))
+    limited = LeaderSpans(spans_kept.tracer, 0, SpanBudget(3, now_s=lambda: 1.0))
     begun(limited, 9)
     assert len(limited) == 3, "in a second"
     monkeypatch.undo()
-    wide = LeaderSpans(sight.tracer, 0)
+    wide = LeaderSpans(spans_kept.tracer, 0)
     for proposal in begun(wide, MAX_HEADERS + 5):
         wide.taken(proposal)
     assert len(wide.headers()) == MAX_HEADERS
     assert wide.headers() == (), "each record names its own"
 
 
-def test_a_copy_of_a_request_at_work_has_no_spans_of_its_own(sight: Sight):
-    spans = LeaderSpans(sight.tracer, 0)
+def test_a_copy_of_a_request_at_work_has_no_spans_of_its_own(spans_kept: KeptSpans):
+    spans = LeaderSpans(spans_kept.tracer, 0)
     (proposal,) = begun(spans, 1)
     spans.begin(proposal, KEY)
     assert len(spans) == 1
@@ -195,23 +177,23 @@ def taking(following: Following, offset: int, headers: Any) -> None:
     asyncio.run(following.follower._take_traced(spans, message))
 
 
-def test_a_follower_leaves_a_span_of_each_traced_request_of_a_record_that_it_applies(sight: Sight):
+def test_a_follower_leaves_a_span_of_each_traced_request_of_a_record_that_it_applies(spans_kept: KeptSpans):
     following = Following()
     following.shard.do(put(b"a", b"1"))
-    following.follower.spans = FollowerSpans(sight.tracer, now_ns=lambda: NOW_MS * 1_000_000)
+    following.follower.spans = FollowerSpans(spans_kept.tracer, now_ns=lambda: NOW_MS * 1_000_000)
     end = len(following.shard.log.entries)
     for offset in range(following.replica.read_offset + 1, end):
         taking(following, offset, ((TRACEPARENT, KEY),) if offset == end - 1 else (("other", b"x"),))
-    (span,) = sight.ended().values()
+    (span,) = spans_kept.by_name().values()
     assert (span.name, own(span).trace_id, above(span)) == ("apply", TRACE, CALLER)
     assert dict(span.attributes or {}) == {"stratolog.shard": 0, "stratolog.log.offset": end - 1}
     taking(following, end - 1, ((TRACEPARENT, KEY),))
-    assert len(sight.ended()) == 1, "a record that comes again is not applied again"
+    assert len(spans_kept.by_name()) == 1, "a record that comes again is not applied again"
 
 
-def test_records_of_long_ago_and_too_many_requests_leave_no_spans(sight: Sight):
-    spans = FollowerSpans(sight.tracer, now_ns=lambda: NOW_MS * 1_000_000)
+def test_records_of_long_ago_and_too_many_requests_leave_no_spans(spans_kept: KeptSpans):
+    spans = FollowerSpans(spans_kept.tracer, now_ns=lambda: NOW_MS * 1_000_000)
     spans.applied([(TRACEPARENT, KEY)], 0, 1, NOW_MS - TRACED_FOR_MS - 1, 0)
-    assert sight.ended() == {}
+    assert spans_kept.by_name() == {}
     spans.applied([(TRACEPARENT, KEY)] * (MAX_HEADERS + 3), 0, 1, NOW_MS, 0)
-    assert len(sight.kept.get_finished_spans()) == MAX_HEADERS
+    assert len(spans_kept.ended()) == MAX_HEADERS
