@@ -43,7 +43,7 @@ MAKEFLAGS += --no-print-directory
 # Some images set it: then each of the hundreds of processes that the tests start compiles all that it imports, a second of processor time.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help check-tools install lock lint format typecheck unit integration test suite test-full simulate bench bench-datanode bench-bootstrap bench-audit model mutants linearizability chaos demo audit up down status clean reference docs
+.PHONY: help check-tools install lock lint format typecheck unit integration test suite test-full simulate bench bench-datanode bench-bootstrap bench-audit bench-user model mutants linearizability chaos demo audit up down status clean reference docs
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -133,6 +133,9 @@ bench-bootstrap: install ## a lost disk under write load, full copies, replay, t
 
 bench-audit: install ## the running audit: idle, seconds until a verdict, operations/s on one core from a backlog: tables, and one JSON object a line
 	$(BIN)/python -m benchmarks.audit
+
+bench-user: install ## small files, lookups, one request, an idle stack: a table, and one JSON object a line (BROKERS)
+	$(BIN)/python -m benchmarks.user --brokers $(BROKERS)
 
 demo: install ## a real tree through the whole stack, and Spark's verdict (BROKERS, TREE, KEEP)
 	$(BIN)/stratolog demo --brokers $(BROKERS) $(if $(filter-out 0,$(KEEP)),--keep) $(if $(TREE),--tree '$(TREE)')

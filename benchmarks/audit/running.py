@@ -146,11 +146,11 @@ class AuditProcess:
 
 
 @contextmanager
-def audit(folder: Path, topics: Topics, **changed: Any) -> Iterator[AuditProcess]:
-    """Run an audit of ``topics`` with the settings that ``stratolog up`` gives it, but for ``changed``."""
+def audit(folder: Path, servers: str, **changed: Any) -> Iterator[AuditProcess]:
+    """Run an audit of the topics at ``servers`` with the settings that ``stratolog up`` gives it, but for ``changed``."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
-        "bootstrap_servers": topics.servers, "work_dir": str(folder / "work"),
+        "bootstrap_servers": servers, "work_dir": str(folder / "work"),
         "jars": [str(jar) for jar in spark_jars()],
     } | changed  # fmt: skip
     running = AuditProcess(folder, settings)

@@ -71,12 +71,15 @@ class SnapshotCheckpoints:
         self._note = note
         self._on_removed = on_removed
         self._family = replica.families.names.index(SNAPSHOT_TABLE)
-        self._settled_at: bytes | None = None
-        """Sums of snapshotTable's rows when checkpoints and rows last agreed; None: look."""
+        self._settled_at: tuple[bytes, set[str]] | None = None
+        """Sums of snapshotTable's rows, and the checkpoints, when they last agreed; None: look.
+
+        The sums alone do not say that nothing has happened: a snapshot made and purged since leaves them as they were.
+        """
         self._missing: set[str] = set()
 
     def turn(self) -> None:
-        """Compare the checkpoints with the rows, if the rows have changed.
+        """Compare the checkpoints with the rows, if either have changed.
 
         Raises StoreFailure if the store cannot be read.
         """
@@ -85,19 +88,22 @@ class SnapshotCheckpoints:
             sums = self._replica.digests.pack(self._family)
             # Rows that late validation has not written yet are in the sums, and not in the store.
             settled = not self._replica.late.unwritten
-        if sums == self._settled_at:
+        if self._settled_at == (sums, self._kept()):
             return
         # The rows are read after the sums: a change in between makes the next turn look once more. They are read before
         # the checkpoints: those of all rows have been made by then.
         rows = _by_checkpoint(store)
-        there = {name for name in store.checkpoint_names() if is_checkpoint_of_snapshot(name)}
+        there = self._kept()
         self._note_missing({name for name, info in rows.items() if info.state == ACTIVE} - there)
         strays = there - rows.keys()
         if strays:
             with self._replica.lock:
                 strays -= _by_checkpoint(self._replica.rows).keys()
         if settled & self._drop(strays):
-            self._settled_at = sums
+            self._settled_at = (sums, there - strays)
+
+    def _kept(self) -> set[str]:
+        return {name for name in self._replica.store.checkpoint_names() if is_checkpoint_of_snapshot(name)}
 
     def _drop(self, names: set[str]) -> bool:
         """Remove checkpoints; say whether all could be removed."""

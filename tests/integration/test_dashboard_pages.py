@@ -34,7 +34,7 @@ def test_many_tabs_of_a_browser_share_one_stream(served: Served, monkeypatch: py
         tabs = [page, *(page.context.new_page() for _ in range(TABS - 1))]
         for tab in tabs:
             tab.goto(f"http://{served.address}/")
-            tab.wait_for_selector("#sentence h1 >> text=No replica has been judged yet", timeout=PATIENCE_MS)
+            tab.wait_for_selector("#sentence h1 >> text=No broker answers, and nothing is judged", timeout=PATIENCE_MS)
         tabs[0].close()  # the one that read the stream: another one goes on
         tabs[-1].wait_for_timeout(SILENCE_MS)
         for tab in tabs[1:]:
@@ -51,5 +51,5 @@ def test_a_page_too_many_is_told_why_and_goes_on_when_there_is_room(served: Serv
         page.goto(f"http://{served.address}/")
         page.wait_for_selector(f"#connection >> text={serving.MAX_VIEWERS} pages are open already", timeout=PATIENCE_MS)
         streams.close()
-        page.wait_for_selector("#sentence h1 >> text=No replica has been judged yet", timeout=PATIENCE_MS)
+        page.wait_for_selector("#sentence h1 >> text=No broker answers, and nothing is judged", timeout=PATIENCE_MS)
         page.wait_for_selector("#connection >> text=live", timeout=PATIENCE_MS)

@@ -1,0 +1,179 @@
+"""What a user does all day, measured: one small file, one lookup, one request, and a stack at rest.
+
+    python -m benchmarks.user [--brokers 1 3] [--only idle put get lookup request] [--seconds 10] [--clients 1 16]
+                              [--no-audit]
+
+======= ==============================================================================================================
+idle    cores that the stack takes while nothing is asked of it, without the audit and with it, by process
+put     files of 4 KiB, 32 KiB and 1 MiB, written through ``client.open(…, "wb")``
+get     files of 4 KiB and 32 KiB, read back
+lookup  ``client.key_info`` at each consistency level, and ``client.key_infos`` of 100 keys, through one node
+request CreateKey at one in flight: straight to the leader, through the brokers, and beside them a bare produce with
+        ``acks=all`` of one record at a time, in turns
+======= ==============================================================================================================
+
+Everything is real and runs here: brokers, three Object Managers, three datanodes, the audit, and the user in a process
+of its own with ``--clients`` threads. Standard output has one JSON object a line: `what`, `brokers`, `size`, `clients`,
+`per_second`, `p50_ms`, `p99_ms`, `cpu_ms` (of all processes, per operation), `cpu_ms_by_process`. A table goes to
+standard error. Nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.user.commands import CREATE, GET, LOOKUP, LOOKUPS, PRODUCE, PUT, UserCommand
+from benchmarks.user.system import PLAIN_TOPIC, UserSystem, user_system
+
+KIB, MIB = 1024, 1024**2
+PARTS = ("idle", "put", "get", "lookup", "request")
+LEVELS = ("stale", "session", "linearizable")
+PUT_SIZES = (4 * KIB, 32 * KIB, MIB)
+READ_FILES = {4 * KIB: 500, 32 * KIB: 500}
+IDLE_S = 60.0
+SETTLE_S = 120.0
+"""Seconds without work before the stack counts as idle."""
+TURNS = 3
+"""Turns of the one request and the plain produce."""
+
+Emit = Callable[..., None]
+
+
+def say(words: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {words}", file=sys.stderr, flush=True)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--brokers", type=int, nargs="+", choices=(1, 3), default=[1, 3])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--warm-up", type=float, default=5.0, help="seconds of load before each measurement")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 16], help="threads of the user")
+    parser.add_argument("--settle", type=float, default=SETTLE_S, help="seconds before the stack counts as idle")
+    parser.add_argument("--no-audit", action="store_true")
+    return parser.parse_args(arguments)
+
+
+class UserBench:
+    """The parts, on one running stack."""
+
+    def __init__(self, system: UserSystem, options: argparse.Namespace, emit: Emit) -> None:
+        self._system = system
+        self._options = options
+        self._emit = emit
+        self._brokers = system.stack.settings.bootstrap_servers
+
+    def _measure(self, command: UserCommand, **shown: Any) -> None:
+        row = {"what": command.what, "size": command.size, "clients": command.clients, **shown}
+        self._emit(**row, **self._system.measure(command))
+
+    def _command(self, what: str, clients: int, **more: Any) -> UserCommand:
+        timing = {"seconds": self._options.seconds, "warm_up_seconds": self._options.warm_up}
+        nodes = {"nodes": self._system.nodes}
+        return UserCommand(what=what, clients=clients, **{**timing, **nodes, **more})
+
+    def idle(self, *, audited: bool) -> None:
+        """Rest, and look."""
+        say(f"resting for {self._options.settle:.0f} s")
+        time.sleep(self._options.settle)
+        self._emit(what="idle", audit=audited, **self._system.idle(IDLE_S))
+
+    def put(self) -> None:
+        """Write files."""
+        for size in PUT_SIZES:
+            for clients in self._options.clients:
+                self._measure(self._command(PUT, clients, size=size))
+
+    def get(self) -> None:
+        """Read files."""
+        for size, count in READ_FILES.items():
+            for clients in self._options.clients:
+                self._measure(self._command(GET, clients, size=size, keys=count))
+
+    def lookup(self) -> None:
+        """Look keys up, one at a time and many at a time, through one node."""
+        (size, count), *_ = READ_FILES.items()
+        for level in LEVELS:
+            for what in (LOOKUP, LOOKUPS):
+                for clients in self._options.clients:
+                    more = {"size": size, "keys": count, "consistency": level, "nodes": self._system.nodes[:1]}
+                    self._measure(self._command(what, clients, **more), consistency=level)
+
+    def request(self) -> None:
+        """One request at a time, through either door, beside the plain produce."""
+        for turn in range(TURNS):
+            plain = self._command(PRODUCE, 1, nodes=(), brokers=self._brokers, topic=PLAIN_TOPIC)
+            for door, command in (
+                ("none", plain),
+                ("direct", self._command(CREATE, 1)),
+                ("kafka", self._command(CREATE, 1, nodes=(), brokers=self._brokers)),
+            ):
+                self._measure(command, door=door, turn=turn)
+
+
+def run(brokers: int, options: argparse.Namespace, emit: Emit) -> None:
+    """Measure all parts on a stack with so many brokers."""
+    with tempfile.TemporaryDirectory(prefix="stratolog-bench-user-") as folder, ExitStack() as open_:
+        say(f"starting a stack with {brokers} broker{'s' if brokers > 1 else ''}")
+        system = open_.enter_context(user_system(Path(folder), brokers))
+        system.prepare(READ_FILES)
+        bench = UserBench(system, options, emit)
+        if "idle" in options.only:
+            bench.idle(audited=False)
+        if not options.no_audit:
+            say("starting the audit")
+            open_.enter_context(system.audited())
+            if "idle" in options.only:
+                bench.idle(audited=True)
+        for part in ("put", "get", "lookup", "request"):
+            if part in options.only:
+                say(part)
+                getattr(bench, part)()
+
+
+def shown(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
+    """Yield the tables for people."""
+    rest = Table("brokers", "audit", "cores at rest", "by process")
+    work = Table("brokers", "what", "size", "clients", "per second", "p50 ms", "p99 ms", "processor ms")
+    for row in rows:
+        if row["what"] == "idle":
+            spent = ", ".join(f"{name} {share}" for name, share in row["by_process"].items())
+            rest.add_row(str(row["brokers"]), "yes" if row["audit"] else "no", str(row["cores"]), spent)
+            continue
+        words = " ".join(str(row[name]) for name in ("what", "consistency", "door") if name in row)
+        work.add_row(
+            str(row["brokers"]), words, f"{row['size']:,}", str(row["clients"]), f"{row['per_second']:,.0f}",
+            f"{row['p50_ms']:.2f}", f"{row['p99_ms']:.2f}", f"{row['cpu_ms']:.2f}",
+        )  # fmt: skip
+    yield from (table for table in (rest, work) if table.row_count)
+
+
+def main() -> None:
+    """Measure, print."""
+    options = parse()
+    rows: list[dict[str, Any]] = []
+    for brokers in options.brokers:
+
+        def emit(brokers: int = brokers, **row: Any) -> None:
+            rows.append({"brokers": brokers, **row})
+            print(json.dumps(rows[-1]), flush=True)
+
+        run(brokers, options, emit)
+    for table in shown(rows):
+        Console(stderr=True).print(table)
+
+
+if __name__ == "__main__":
+    main()

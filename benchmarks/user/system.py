@@ -1,0 +1,123 @@
+"""The whole stack on this machine, with its audit, and what its processes take."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from confluent_kafka.admin import NewTopic
+
+from benchmarks.audit.running import AuditProcess, audit
+from benchmarks.user.commands import BUCKET, VOLUME, UserCommand, read_key
+from producers import Client
+from stratolog.local.kafka import LONG_RUN_JVM
+from tests.support.local.stack import LocalKafka, TestStack
+
+MIB = 1024**2
+RUN_TIMEOUT_S = 600
+PLAIN_TOPIC = "bench-plain"
+AUDIT_START_S = 180
+
+
+class UserSystem:
+    """A stack of three Object Managers and three datanodes, and an audit."""
+
+    def __init__(self, stack: TestStack, folder: Path) -> None:
+        self.stack = stack
+        self._folder = folder
+        self.audit: AuditProcess | None = None
+        self._runs = 0
+        named = {**stack.nodes, **stack.datanodes}
+        named.update({f"broker{number}": process for number, process in stack.kafka.processes.items()})
+        self._processes = {name: psutil.Process(process.pid) for name, process in named.items()}
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The addresses of the Object Managers."""
+        return tuple(self.stack.address(name) for name in self.stack.names)
+
+    @contextmanager
+    def audited(self) -> Iterator[AuditProcess]:
+        """Run the audit as ``stratolog up`` does, until the block ends."""
+        with audit(self._folder / "audit", self.stack.settings.bootstrap_servers) as running:
+            self.audit = running
+            until_s = time.monotonic() + AUDIT_START_S
+            while not running.health():
+                running.check()
+                if time.monotonic() > until_s:
+                    raise RuntimeError(
+                        f"the audit says nothing after {AUDIT_START_S} s:\n{running.log.read_text()[-3000:]}"
+                    )
+                time.sleep(0.5)
+            yield running
+            self.audit = None
+
+    def prepare(self, sizes: dict[int, int]) -> None:
+        """Make the places, the topic of the plain produce, and for each size so many files to be read."""
+        brokers = len(self.stack.kafka.processes)
+        in_sync = {"min.insync.replicas": str(min(brokers, 2))}
+        for made in self.stack.kafka.admin.create_topics([NewTopic(PLAIN_TOPIC, 1, brokers, config=in_sync)]).values():
+            made.result()
+        with Client(self.stack.settings.bootstrap_servers, nodes=self.nodes) as client:
+            client.create_volume(VOLUME)
+            client.create_bucket(VOLUME, BUCKET)
+            for size, count in sizes.items():
+                for number in range(count):
+                    with client.open(f"/{VOLUME}/{BUCKET}/{read_key(size, number)}", "wb", size=size) as file:
+                        file.write(bytes(size))
+
+    def cpu_s(self) -> dict[str, float]:
+        """Return seconds of processor time so far, by process; those of the audit's processes are one."""
+        times = {name: process.cpu_times() for name, process in self._processes.items()}
+        found = {name: spent.user + spent.system for name, spent in times.items()}
+        return found if self.audit is None else {**found, "audit": self.audit.cpu_s()}
+
+    def memory_mib(self) -> dict[str, float]:
+        """Return resident memory by process, pages that the audit's processes share counted once."""
+        found = {name: process.memory_info().rss for name, process in self._processes.items()}
+        if self.audit is not None:
+            found["audit"] = self.audit.memory_bytes()[1]
+        return {name: round(size / MIB, 1) for name, size in found.items()}
+
+    def idle(self, seconds: float) -> dict[str, Any]:
+        """Return the share of a core that each process takes while nothing is asked of it."""
+        before = self.cpu_s()
+        time.sleep(seconds)
+        after = self.cpu_s()
+        shares = {name: round((after[name] - before[name]) / seconds, 4) for name in after}
+        return {"cores": round(sum(shares.values()), 3), "by_process": shares, "memory_mib": self.memory_mib()}
+
+    def measure(self, command: UserCommand) -> dict[str, Any]:
+        """Let a user do it. ``cpu_ms`` is processor time per operation, of all processes and by process."""
+        self._runs += 1
+        told = json.dumps({**command.told(), "run": self._runs})
+        before, begun_s = self.cpu_s(), time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.user.load", told], check=False, capture_output=True, text=True,
+            timeout=RUN_TIMEOUT_S,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"{command.what} failed:\n{done.stderr[-3000:]}")
+        after, lasted_s = self.cpu_s(), time.monotonic() - begun_s
+        figures: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        # The warm-up took processor time too: it is spread over the operations that it did, at the measured rate.
+        operations = max(figures["per_second"] * min(lasted_s, command.seconds + command.warm_up_seconds), 1)
+        spent = {name: round((after[name] - before[name]) * 1000 / operations, 3) for name in after}
+        spent["client"] = figures.pop("client_cpu_ms")
+        return {**figures, "cpu_ms": round(sum(spent.values()), 3), "cpu_ms_by_process": spent}
+
+
+@contextmanager
+def user_system(folder: Path, brokers: int) -> Iterator[UserSystem]:
+    """Start everything but the audit; stop it in the end."""
+    kafka = LocalKafka(folder / "kafka", brokers=brokers, jvm=LONG_RUN_JVM)
+    stack = TestStack(folder, kafka=kafka, datanodes=3, brokers=brokers)
+    with kafka, stack:
+        yield UserSystem(stack, folder)
