@@ -205,7 +205,9 @@ def test_every_request_is_there_once_and_none_that_is_not_effective(tables: Tabl
         "GROUP BY request_type, status"
     )
     assert [row for row in rows if row["n"] != row["different"] or row["request_type"] is None] == []
-    told = Counter({row["request_type"] + ("" if row["status"] == "OK" else " refused"): row["n"] for row in rows})
+    told: Counter[str] = Counter()
+    for row in rows:  # a kind is refused for several reasons
+        told[row["request_type"] + ("" if row["status"] == "OK" else " refused")] += row["n"]
     done: Counter[str] = written["done"]
     assert {kind: told[kind] for kind in done} == dict(done)
     assert done["RenameKey"] > 100 < done["DeleteKey"]

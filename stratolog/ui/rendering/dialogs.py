@@ -109,7 +109,8 @@ def _om_commands(details: ReplicaDetails) -> list[str]:
         f"stratolog debug digest --node {node} --shard {shard}",
         "# its database is made anew from a peer's checkpoint; in the data directory, on its machine:",
         f"{end}  # it hands over, and ends" if details.pid is not None else end,
-        f"mkdir {aside} && mv {folder} {folder}.checkpoints {aside}/",
+        f"mkdir {aside} && mv {folder} {aside}/",
+        f"[ ! -d {folder}.checkpoints ] || mv {folder}.checkpoints {aside}/  # there are none before the first one",
         "stratolog up  # starts it again",
         f"# flagged, and right after all (a wrong digest base): stratolog admin unflag {node} {shard}",
     ]
@@ -155,9 +156,11 @@ def _hashes(answer: Mapping[str, object]) -> dict[str, object]:
 
 
 def _key_text(key: str) -> str:
-    raw = bytes.fromhex(key)
-    text = raw.decode(errors="replace")
-    return text if text.isprintable() and "\ufffd" not in text else key
+    """Return a row's key as text where it is text; what is not printable in it is shown escaped, as everywhere."""
+    try:
+        return bytes.fromhex(key).decode()
+    except UnicodeDecodeError:
+        return key
 
 
 # -- sizes -------------------------------------------------------------------------------------------------------------

@@ -133,6 +133,8 @@ def test_keys_that_differ_are_named() -> None:
     text = Elements(keys_fragment("keyTable", 17, mine, other, ("om3", "om1"))).text
     assert "/v/b/a" in text
     assert "ff00" in text
+    hostile = {"index": 7, "rows": [{"key": "/v/b/\x1b[31m\u202e".encode().hex(), "hash": 1}]}
+    assert r"/v/b/\x1b[31m\u202e" in Elements(keys_fragment("keyTable", 17, hostile, other, ("om3", "om1"))).text
     assert "No key of keyTable" in keys_fragment("keyTable", 17, mine, mine, ("om3", "om1"))
 
 
