@@ -80,7 +80,8 @@ class Live:
 
     def shell(self, commands: str) -> subprocess.CompletedProcess[str]:
         """Run what the page names, as somebody who copies it."""
-        script = f"set -e\nstratolog() {{ '{sys.executable}' -m stratolog \"$@\"; }}\n{commands}"
+        # Some commands say by their exit code that replicas differ: the last one says whether the stack is up again.
+        script = f"stratolog() {{ '{sys.executable}' -m stratolog \"$@\"; }}\n{commands}"
         return subprocess.run(
             ["bash", "-c", script], env=self.environment, capture_output=True, text=True, check=False,
             cwd=self.settings.data_dir, timeout=START_TIMEOUT_S,

@@ -79,9 +79,17 @@ function watchConnection() {
 
 // -- dialogs --------------------------------------------------------------------------------------------------------
 
+// The browser gives the focus back to the element that had it. It may have been replaced since; its id was not.
+let openedFrom = "";
+
+function focusOpener() {
+  if (document.activeElement === document.body) byId(openedFrom)?.focus({ preventScroll: true });
+}
+
 async function show(target, into) {
   const place = byId(into || "dialog-body");
   if (!into && !byId("dialog").open) {
+    openedFrom = document.activeElement.id;
     place.innerHTML = '<p class="quiet">Asking…</p>';
     byId("dialog").showModal();
   }
@@ -195,6 +203,7 @@ function onClick(event) {
 showTheme();
 describeDrill();
 byId("theme").addEventListener("click", nextTheme);
+byId("dialog").addEventListener("close", focusOpener);
 byId("drill").addEventListener("change", describeDrill);
 byId("drill-start").addEventListener("click", startDrill);
 byId("log-show").addEventListener("click", () => show(`log?shard=${byId("log-shard").value}`, "log-records"));
