@@ -147,7 +147,7 @@ class AuditProcess:
 
 @contextmanager
 def audit(folder: Path, servers: str, **changed: Any) -> Iterator[AuditProcess]:
-    """Run an audit of the topics at ``servers`` with the settings that ``stratolog up`` gives it, but for ``changed``."""
+    """Run an audit of what ``servers`` hold, as ``stratolog up`` sets it up but for ``changed``."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
         "bootstrap_servers": servers, "work_dir": str(folder / "work"),
