@@ -82,10 +82,21 @@ class Live:
         """Run what the page names, as somebody who copies it."""
         # Some commands say by their exit code that replicas differ: the last one says whether the stack is up again.
         script = f"stratolog() {{ '{sys.executable}' -m stratolog \"$@\"; }}\n{commands}"
-        return subprocess.run(
-            ["bash", "-c", script], env=self.environment, capture_output=True, text=True, check=False,
-            cwd=self.settings.data_dir, timeout=START_TIMEOUT_S,
-        )  # fmt: skip
+        known = state.read_state(self.settings.data_dir)
+        assert known is not None
+        with (self.settings.data_dir.parent / "shell.txt").open("w+") as output:
+            shell = subprocess.Popen(
+                ["bash", "-c", script], env=self.environment, stdout=output, stderr=output, cwd=self.settings.data_dir
+            )
+            # The stack's processes are this one's children: 'tail --pid' waits until what has ended was reaped.
+            ended = wait_until(
+                lambda: [one.process.is_running() for one in known.members] == [] or shell.poll() is not None,
+                START_TIMEOUT_S,
+            )
+            if not ended:
+                shell.kill()
+            output.seek(0)
+            return subprocess.CompletedProcess(script, shell.wait(), output.read(), "")
 
     def damage(self, node: str, volume: str, key: str) -> None:
         """Change a bit of a key's row in a node that does not run."""
