@@ -1,6 +1,6 @@
 """What the running audit costs, on a broker of this machine.
 
-    python -m benchmarks.audit [--only idle delay backlog] [--operations 600000] [--shards 2] [--folder DIR]
+    python -m benchmarks.audit [--only idle delay backlog writes] [--operations 600000] [--shards 2] [--folder DIR]
 
 ======= ==============================================================================================================
 idle    the share of a core and the memory of all its processes, over a minute in which nothing is written. It is
@@ -10,6 +10,8 @@ delay   seconds from a barrier's append to the verdict on each of its three repl
 backlog operations of a log that lies there when the audit starts: audited in a second of one core, and of the clock.
         It is counted from a quarter of them on, when Spark has warmed up. Rows that batches derive for retries are
         audited beside (`changes`), and not counted.
+writes  requests/s of createKey + commitKey with 4,000 in flight on a stack of three nodes, in turns: without the audit,
+        with it, and with it at the niceness of the nodes.
 ======= ==============================================================================================================
 
 The log is made by the tests' builder as a leader under load writes it: twenty keys created and committed in a batch.
@@ -35,12 +37,13 @@ from rich.table import Table
 from benchmarks.audit.backlog import LoadedLog
 from benchmarks.audit.figures import Progress, percentile, rate_of
 from benchmarks.audit.running import AuditProcess, Topics, Verdicts, audit, now_s
+from benchmarks.audit.writes import measure_writes
 from schemas.records.messages import Verdict
 from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, UNKNOWN
 from tests.support.local.stack import LocalKafka
 from tests.support.logs.logbuilder import REPLICAS
 
-PARTS = ("idle", "delay", "backlog")
+PARTS = ("idle", "delay", "backlog", "writes")
 KEYS_A_BATCH = 20
 BATCHES_A_BARRIER = 40
 IDLE_SECONDS = 60
@@ -84,6 +87,9 @@ class Bench:
 
     def run(self, part: str) -> None:
         """Measure one part."""
+        if part == "writes":
+            self.writes()
+            return
         folder = self._folder / part
         folder.mkdir(parents=True)
         with LocalKafka(folder / "kafka", brokers=1) as kafka:
@@ -96,6 +102,11 @@ class Bench:
             }  # fmt: skip
             with closing(Verdicts(topics.servers)) as verdicts:
                 measures[part](folder, topics, logs, verdicts)
+
+    def writes(self) -> None:
+        """Measure what the audit takes of the write throughput."""
+        for row in measure_writes(self._folder / "writes", self._settings, say):
+            self.emit(part="writes", **row)
 
     def _equal(self, found: Sequence[Verdict]) -> list[Verdict]:
         """Return what is `equal`, and count what is `unknown`."""

@@ -39,6 +39,7 @@ class AuditConfig:
     ``master`` of another machine, the name of this one. Under ``spark-submit`` its options replace ``master``,
     ``jars``, ``jars_dir`` and ``driver_memory``. ``metrics_host`` and
     ``metrics_port``: where the running audit serves its metrics; port 0 is any free one, which the health file names.
+    ``nice``: the niceness of the running audit's processes, 0 to 19. Where processors are short, requests go first.
     """
 
     bootstrap_servers: str
@@ -59,6 +60,7 @@ class AuditConfig:
     driver_host: str = LOOPBACK
     metrics_host: str = LOOPBACK
     metrics_port: int = 0
+    nice: int = 10
     require_blocks: bool = False
     semantics: bool = False
     windows: bool = True
@@ -112,6 +114,7 @@ class AuditConfig:
 
 
 MAX_PORT = 65_535
+MAX_NICE = 19
 _PATHS = ("work_dir", "checkpoint", "jars_dir")
 _POSITIVE = ("report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_trigger", "reports_per_trigger",
              "shuffle_partitions", "window_seconds", "windows_trigger_ms")  # fmt: skip
@@ -144,6 +147,8 @@ def config_from(values: Mapping[str, Any]) -> AuditConfig:
     port: Any = config.metrics_port
     if type(port) is not int or not 0 <= port <= MAX_PORT:
         raise ValueError(f"metrics_port must be a port or 0, not {port!r}")
+    if type(config.nice) is not int or not 0 <= config.nice <= MAX_NICE:
+        raise ValueError(f"nice must be 0 to {MAX_NICE}, not {config.nice!r}")
     return config
 
 

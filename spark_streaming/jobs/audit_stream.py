@@ -34,6 +34,7 @@ from spark_streaming.configuration.audit_config import AuditConfig, load_config
 from spark_streaming.jobs.audit_metrics import AuditMetrics, listen
 from spark_streaming.jobs.health import JobHealth
 from spark_streaming.jobs.metrics_server import MetricsServer
+from spark_streaming.jobs.priority import lower_priority
 from spark_streaming.jobs.running_query import POLL_SECONDS, QueryEnd, RunningQuery
 from spark_streaming.jobs.wake_ups import WakeUps
 from spark_streaming.naming.key_naming import KeyNaming
@@ -109,6 +110,7 @@ class NamedVerdicts:
 
 def run(config: AuditConfig) -> int:
     """Audit until a signal arrives, and serve metrics meanwhile; return the exit status."""
+    lower_priority(config.nice)
     health, metrics = JobHealth(config.health_file), AuditMetrics()
     try:
         server = MetricsServer(config.metrics_host, config.metrics_port, metrics.registry())

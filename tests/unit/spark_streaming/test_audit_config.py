@@ -86,6 +86,13 @@ def test_the_metrics_have_a_port_or_any(port: Any):
         config_from(LEAST | {"metrics_port": port})
 
 
+@pytest.mark.parametrize("nice", [-1, 20, 1.5, "10", None, True])
+def test_niceness_has_its_range(nice: Any):
+    assert [config_from(LEAST | {"nice": one}).nice for one in (0, 19)] == [0, 19]
+    with pytest.raises(ValueError, match=f"^nice must be 0 to 19, not {nice!r}"):
+        config_from(LEAST | {"nice": nice})
+
+
 def test_a_driver_is_on_the_loopback_unless_executors_are_elsewhere(tmp_path: Path):
     (tmp_path / "a.jar").touch()
     values = LEAST | {"jars_dir": str(tmp_path)}
