@@ -203,6 +203,7 @@ class OMNode:
         return Contexts(
             shard=shard, shards=config.shards, pipelines=config.pipelines,
             choose=self.allocation.choose if config.datanodes else None, block_bytes=config.block_bytes,
+            inline_bytes=config.inline_bytes,
         )  # fmt: skip
 
     def _fleet_view(self) -> FleetView:
