@@ -277,6 +277,9 @@ class Faults:
             body = DeleteKey(volume=volume, bucket=bucket, key=key)
         else:
             body = CreateKey(volume=VOLUME, bucket=BUCKETS[0], key=KEYS[number % 2], size=1000)
+            if number % 3 == 0:
+                data = bytes([number % 251]) * (number % 50)
+                body = PutKey(volume=VOLUME, bucket=BUCKETS[0], key=KEYS[number % 2], data=data)
         self.world.begin(client, body)
 
     def snapshot(self, number: int) -> None:
