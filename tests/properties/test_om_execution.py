@@ -169,7 +169,7 @@ class Execution(RuleBasedStateMachine):
         data=st.data(), key=st.sampled_from(["a", "b", "a/1023", "", ".snapshot/x"]), value=DATA,
         replication=st.sampled_from(["RATIS/THREE"] * 5 + ["NONE"]), caller=CALLERS,
     )  # fmt: skip
-    def put_key(self, data, key, value, replication, caller):
+    def put_small_key(self, data, key, value, replication, caller):
         volume, bucket = self.place(data)
         self.do(m.PutKey(volume=volume, bucket=bucket, key=key, data=value, replication=replication), caller)
 

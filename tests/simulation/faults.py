@@ -191,7 +191,10 @@ class Faults:
 
     def set_mode(self, number: int) -> None:
         """Requests of a type, mostly of the common ones, are executed by every replica from now on, or by the leader again."""
-        common = [one.__name__ for one in (CreateKey, CommitKey, PutKey, DeleteKey, RenameKey, SetBucketProperty, CreateBucket)]
+        common = [
+            one.__name__
+            for one in (CreateKey, CommitKey, PutKey, DeleteKey, RenameKey, SetBucketProperty, CreateBucket)
+        ]
         kinds = common + [name for name in LATE_REQUEST_TYPES if name not in common]
         kind = kinds[(number >> 8) % len(kinds)]
         mode = LEADER_MODE if number >> 6 & 3 == 0 else LATE_MODE
