@@ -91,7 +91,7 @@ class RocksCheckpoints:
             raise CheckpointUnreadable(str(error)) from error
 
     def disk_use(self, which: CheckpointName) -> DiskUse:
-        """Look at each SST and blob file once, by inode; one with a single name on the disk is the checkpoint's alone."""
+        """Look at each table and blob file once, by inode; one with a single name on the disk is the checkpoint's."""
         folder = self.folder(which)
         self.identity(which)
         try:

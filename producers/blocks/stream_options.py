@@ -43,8 +43,8 @@ class StreamOptions:
     committed; a writer waits while ``client_buffer_bytes`` are not watched. A block has ``block_bytes`` at most, and
     never more than were allocated. ``watch_timeout_ms`` is how long a watch waits for all replicas before a majority
     will do; ``commit_timeout_ms`` is how long a commit with its watch is tried before the block is given up.
-    ``read_ahead_bytes`` is how much of a block a sequential reader asks for at once. A key of ``inline_bytes`` at most is
-    kept in the nodes' tables, if the cluster allows that (0 = never).
+    ``read_ahead_bytes`` is how much of a block a sequential reader asks for at once. A key of at most ``inline_bytes``
+    is kept in the nodes' tables, if the cluster allows that (0 = never).
 
     >>> StreamOptions(commit_way=7)
     Traceback (most recent call last):

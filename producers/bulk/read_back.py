@@ -1,9 +1,10 @@
 """Reading keys back from each of their replicas, and comparing the bytes with the SHA-256 in the key's metadata.
 
 What belongs here: the comparison at the end of the demo. The bytes of an inline key come with its row, and are read
-once: whether the nodes hold the same rows is what their digests say. Another key's first replica consists of its blocks on their first
-members, and so on. Each replica is read by itself, without falling back on another, so that a wrong or missing one is
-seen. A few threads read replicas; listings are read page by page, so memory does not grow with the number of keys.
+once: whether the nodes hold the same rows is what their digests say. Another key's first replica consists of its blocks
+on their first members, and so on. Each replica is read by itself, without falling back on another, so that a wrong or
+missing one is seen. A few threads read replicas; listings are read page by page, so memory does not grow with the
+number of keys.
 """
 
 from __future__ import annotations

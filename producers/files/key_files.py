@@ -17,7 +17,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -70,8 +69,16 @@ def create_file(
     """Open a key to write it; ``client.open(path, "wb")`` calls this."""
     place = split_path(path)
     limit = streams.inline_limit.bytes_at((options or streams.options).inline_bytes, time.monotonic())
-    begin = partial(InlineWriter, limit_bytes=limit) if 0 < limit >= size else KeyWriter
-    writer = begin(client, streams, place, size=size, replication=replication, metadata=metadata, options=options)
+    writer: KeyWriter | InlineWriter
+    if 0 < limit >= size:
+        writer = InlineWriter(
+            client, streams, place, limit_bytes=limit, size=size, replication=replication, metadata=metadata,
+            options=options,
+        )  # fmt: skip
+    else:
+        writer = KeyWriter(
+            client, streams, place, size=size, replication=replication, metadata=metadata, options=options
+        )
     return KeyOutput(writer, path)
 
 
@@ -82,8 +89,9 @@ def open_file(
     """Open a key to read it; ``client.open(path)`` calls this."""
     view, data = reads.key_with_bytes(*split_path(path), consistency=consistency)
     info = view.info
-    reader = KeyReader(streams, info.blocks, options=options) if data is None else InlineReader(data)
-    return KeyInput(reader, path, info)
+    if data is not None:
+        return KeyInput(InlineReader(data), path, info)
+    return KeyInput(KeyReader(streams, info.blocks, options=options), path, info)
 
 
 class KeyOutput(io.BufferedIOBase):
