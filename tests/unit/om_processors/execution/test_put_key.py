@@ -96,7 +96,7 @@ def test_a_key_without_bytes_is_the_one_that_a_commit_makes(world: World):
     other = World().make()
     write_blocks(other, size=0)
     ours, theirs = info(world), info(other)
-    same = {"object_id": 0, "update_id": 0, "creation_time_ms": 0, "modification_time_ms": 0}
+    same: dict[str, Any] = {"object_id": 0, "update_id": 0, "creation_time_ms": 0, "modification_time_ms": 0}
     assert replace(ours, **same) == replace(theirs, **same)
     assert not ours.inline
     assert inline_rows(world) == {}
