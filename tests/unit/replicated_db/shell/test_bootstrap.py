@@ -105,7 +105,7 @@ def assert_equal(node: RocksNode, source: RocksNode) -> None:
 
 def test_blob_files_come_along(tmp_path: Path):
     log = Log()
-    log.write(60, size=2 * BLOB_BYTES, checkpoint="snapshot-1")
+    log.write(300, size=2 * BLOB_BYTES, checkpoint="snapshot-1")
     source = RocksNode(tmp_path / "with-blobs", log.log, "n1", blobs=FAMILIES.names).catch_up()
     source.store.write_files()
     assert list(source.database.glob("*.blob"))
