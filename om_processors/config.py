@@ -13,6 +13,7 @@ from replicated_db.core.bootstrap.peer_choice import DEFAULT_BOOTSTRAP_RECORDS
 from replicated_db.core.trimming.trim_rule import DEFAULT_TRIM_LOG_AFTER_MS
 from schemas.privilege import ClusterSecret
 from schemas.sharding import MAX_PIPELINES
+from schemas.small_objects import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -51,6 +52,8 @@ class NodeConfig:
     """Size of an allocated block."""
     container_bytes: int
     """Size at which a container is closed."""
+    inline_bytes: int = DEFAULT_INLINE_BYTES
+    """Most bytes of a key that this node, as a leader, keeps in inlineTable."""
     session_timeout_ms: int
     """How long the leaders' group waits for a silent member before it gives the member's shards to others."""
     max_queued_requests: int
@@ -94,6 +97,8 @@ class NodeConfig:
             raise ValueError(f"pipelines: {len(self.pipelines)}, more than {MAX_PIPELINES}")
         if not self.pipelines:
             raise ValueError("pipelines: at least one is needed")
+        if not 0 <= self.inline_bytes <= MAX_INLINE_BYTES:
+            raise ValueError(f"inline_bytes: {self.inline_bytes} is not in 0..{MAX_INLINE_BYTES}")
         if self.log_level not in LOG_LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
 

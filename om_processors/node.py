@@ -72,6 +72,7 @@ from replicated_db.shell.rolling_scrub import RollingScrub
 from replicated_db.shell.system import SystemClock, SystemIds
 from replicated_db.shell.trimming.trim_pages import TrimPages
 from schemas.codecs.reference import validate_schemas
+from schemas.column_families import INLINE_TABLE
 from schemas.records.log import Batch, RequestBatch, RequestPosition
 from schemas.sharding import SYSTEM_SHARD
 from schemas.topics import OM_LOG
@@ -180,7 +181,7 @@ class OMNode:
         executor = OMExecutor(self.contexts[shard])
 
         def make() -> Replica:
-            store = RocksStore(database, OM_FAMILIES.names, kept=CHECKPOINT_PREFIX)
+            store = RocksStore(database, OM_FAMILIES.names, kept=CHECKPOINT_PREFIX, blobs=(INLINE_TABLE,))
             try:
                 return Replica(identity, OM_FAMILIES, store, threading.RLock(), executor, threading.Lock())
             except BaseException:
@@ -203,6 +204,7 @@ class OMNode:
         return Contexts(
             shard=shard, shards=config.shards, pipelines=config.pipelines,
             choose=self.allocation.choose if config.datanodes else None, block_bytes=config.block_bytes,
+            inline_bytes=config.inline_bytes,
         )  # fmt: skip
 
     def _fleet_view(self) -> FleetView:

@@ -321,6 +321,19 @@ class AsyncClient:
         """As :meth:`producers.Client.commit_key`."""
         await self.call(bodies.commit_key(volume, bucket, key, session_id, size=size, blocks=blocks))
 
+    async def put_key(
+        self,
+        volume: str,
+        bucket: str,
+        key: str,
+        data: bytes,
+        *,
+        replication: str = "RATIS/THREE",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """As :meth:`producers.Client.put_key`."""
+        await self.call(bodies.put_key(volume, bucket, key, data, replication=replication, metadata=metadata))
+
     async def delete_key(self, volume: str, bucket: str, key: str) -> None:
         """As :meth:`producers.Client.delete_key`."""
         await self.call(bodies.delete_key(volume, bucket, key))

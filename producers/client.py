@@ -333,6 +333,25 @@ class Client:
         """
         self.call(bodies.commit_key(volume, bucket, key, session_id, size=size, blocks=blocks))
 
+    def put_key(
+        self,
+        volume: str,
+        bucket: str,
+        key: str,
+        data: bytes,
+        *,
+        replication: str = "RATIS/THREE",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make a small key with its bytes in one request; they are kept in the nodes' tables. Raises as :meth:`call`.
+
+        The cluster says how small it must be: RequestFailed with INLINE_TOO_LARGE if it is larger. :meth:`open` writes
+        keys of any size, and small ones by this request.
+
+        >>> client.put_key("vol1", "bucket1", "a/b.txt", b"hello")  # doctest: +SKIP
+        """
+        self.call(bodies.put_key(volume, bucket, key, data, replication=replication, metadata=metadata))
+
     def delete_key(self, volume: str, bucket: str, key: str) -> None:
         """Delete a key. Raises as :meth:`call`.
 
@@ -409,8 +428,9 @@ class Client:
         """Open the key ``/volume/bucket/key`` as a binary file, to read (``rb``) or to write it (``wb``).
 
         A key that is written becomes visible when its file is closed; if an exception ends the ``with`` block, it does
-        not. ``size`` is the expected number of bytes, if it is known. Raises one of ``producers.errors``, here and in
-        the file's methods.
+        not. ``size`` is the expected number of bytes, if it is known. A small key is made by one request when its file
+        is closed. Raises one of ``producers.errors``, here and in the file's methods: for a small key, whatever the
+        cluster refuses is raised by ``close``.
 
         >>> with client.open("/vol1/bucket1/a/b.txt", "wb") as file:  # doctest: +SKIP
         ...     file.write(b"hello")

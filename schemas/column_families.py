@@ -3,7 +3,8 @@
 The order is part of the contract (Genesis records it, ``slot = position * 256 + bucket``): append only.
 ``retryTable`` belongs to ``replicated_db`` and comes first. The others are Ozone's tables of the same names, and
 ``usageTable`` for the quota counters. ``pipelineTable`` and ``datanodeTable`` (feature level DATANODES) hold what SCM
-keeps in Ozone. ``snapshotTable`` (feature level SNAPSHOTS) is Ozone's snapshotInfoTable.
+keeps in Ozone. ``snapshotTable`` (feature level SNAPSHOTS) is Ozone's snapshotInfoTable. ``inlineTable`` (feature level
+SMALL_OBJECTS) has the bytes of small keys; Ozone has nothing like it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ PIPELINE_TABLE = "pipelineTable"
 DATANODE_TABLE = "datanodeTable"
 """Both have rows only in shard 0."""
 SNAPSHOT_TABLE = "snapshotTable"
+INLINE_TABLE = "inlineTable"
 
 OM_COLUMN_FAMILIES = (
     RETRY_TABLE,
@@ -31,6 +33,7 @@ OM_COLUMN_FAMILIES = (
     PIPELINE_TABLE,
     DATANODE_TABLE,
     SNAPSHOT_TABLE,
+    INLINE_TABLE,
 )
 
 BLOCK_TABLE = "blockTable"

@@ -26,6 +26,7 @@ from schemas.records.messages import (
     Prepare,
     PurgeBlocks,
     PurgeSnapshots,
+    PutKey,
     RemoveNode,
     RenameSnapshot,
     RetirePipeline,
@@ -73,7 +74,13 @@ Until a shard is at this level it takes no such request. Deletion of blocks spar
 (``om_processors/namespace/snapshots.py``).
 """
 
-LATEST = SNAPSHOTS
+SMALL_OBJECTS = 8
+"""PutKey keeps the bytes of a small key in the column family inlineTable, under the key's object id.
+
+Until a shard is at this level it takes no such request, and no row of a key says that the key is inline.
+"""
+
+LATEST = SMALL_OBJECTS
 """The highest level that this software knows."""
 
 NAMES: Mapping[int, str] = {
@@ -81,12 +88,13 @@ NAMES: Mapping[int, str] = {
     SESSION_QUOTA: "SESSION_QUOTA",
     PIPELINE_GENERATIONS: "PIPELINE_GENERATIONS",
     SNAPSHOTS: "SNAPSHOTS",
+    SMALL_OBJECTS: "SMALL_OBJECTS",
 }  # fmt: skip
 
 VERSIONS: Mapping[str, tuple[int, ...]] = {
     "Genesis": (INITIAL, OPERATIONS),
-    "Request": (INITIAL, OPERATIONS, DATANODES, OPEN_KEY_EXPIRY, SNAPSHOTS),
-    "KeyInfo": (INITIAL, DATANODES),
+    "Request": (INITIAL, OPERATIONS, DATANODES, OPEN_KEY_EXPIRY, SNAPSHOTS, SMALL_OBJECTS),
+    "KeyInfo": (INITIAL, DATANODES, SMALL_OBJECTS),
     "PreparedRequest": (INITIAL, DATANODES),
     "Response": (INITIAL, DATANODES, SNAPSHOTS),
     "SnapshotInfo": (SNAPSHOTS,),
@@ -101,6 +109,7 @@ COMMANDS: Mapping[type, int] = {
     ExpireOpenKeys: OPEN_KEY_EXPIRY,
     CreateSnapshot: SNAPSHOTS, DeleteSnapshot: SNAPSHOTS, RenameSnapshot: SNAPSHOTS, SetSnapshotProperty: SNAPSHOTS,
     PurgeSnapshots: SNAPSHOTS,
+    PutKey: SMALL_OBJECTS,
 }  # fmt: skip
 """Request types that need a level above INITIAL. Finalize needs none: it is what raises the level."""
 

@@ -25,7 +25,7 @@ from schemas.result_codes import INVALID_REQUEST, NOT_SUPPORTED_OPERATION, OK, O
 from schemas.sharding import shard_of
 
 MAX_ROWS_BYTES = 4 * 1024 * 1024
-"""Most bytes of rows in one answer: whoever asks for more is told to ask for fewer keys."""
+"""Most bytes of rows, and of inline keys, in one answer: whoever asks for more is told to ask for fewer keys."""
 MAX_WAITING = 20_000
 """Most lookups of a shard that wait."""
 
@@ -55,13 +55,17 @@ def found_rows(view: ReadView, read: DoorRead, shard: int, index: int) -> DoorRo
     except OMError as error:
         return refused(error.status, error.message)
     rows: list[bytes | None] = []
+    data: list[bytes | None] = []
     size = 0
     for key in read.keys:
         rows.append(row := view.get(KEY_TABLE, tables.key_key(read.volume, read.bucket, key)))
         size += len(row or b"")
+        if read.with_bytes:
+            data.append(found := None if row is None else tables.get_inline(view, tables.decode_key(row)))
+            size += len(found or b"")
         if size > MAX_ROWS_BYTES and len(rows) > 1:
             return refused(INVALID_REQUEST, f"the rows of {len(read.keys)} keys have over {MAX_ROWS_BYTES} bytes")
-    return DoorRows(status=OK, message="", shard=shard, index=index, rows=rows)
+    return DoorRows(status=OK, message="", shard=shard, index=index, rows=rows, data=data)
 
 
 class DoorLookups:

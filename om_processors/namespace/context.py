@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from schemas.records.messages import AllocatedBlock, CreatedSnapshot, KeySession, RequestBody
 from schemas.records.record import record
 from schemas.records.rows import BlockLocation
+from schemas.small_objects import DEFAULT_INLINE_BYTES
 
 Result = KeySession | AllocatedBlock | CreatedSnapshot | None
 """What a request returns beside its status."""
@@ -94,6 +95,8 @@ class PreExecuteContext:
     block_size_bytes: int
     datanodes: bool
     """Whether blocks are on datanodes: then a written block has a committed index."""
+    inline_bytes: int = DEFAULT_INLINE_BYTES
+    """Most bytes of a key that is kept in inlineTable."""
 
 
 Choose = Callable[[], Allocation]
@@ -109,11 +112,11 @@ def always(pipelines: Iterable[str]) -> Choose:
 class Contexts:
     """Makes the contexts of one shard's requests."""
 
-    __slots__ = ("_block_bytes", "_choose", "_datanodes", "_shards", "shard")
+    __slots__ = ("_block_bytes", "_choose", "_datanodes", "_inline_bytes", "_shards", "shard")
 
     def __init__(
         self, *, shard: int, shards: int, pipelines: tuple[str, ...], choose: Choose | None = None,
-        block_bytes: int = BLOCK_SIZE_BYTES,
+        block_bytes: int = BLOCK_SIZE_BYTES, inline_bytes: int = DEFAULT_INLINE_BYTES,
     ) -> None:  # fmt: skip
         """``choose`` returns where blocks may be allocated now, and must not block.
 
@@ -124,12 +127,13 @@ class Contexts:
         self._choose = choose or always(pipelines)
         self._datanodes = choose is not None
         self._block_bytes = block_bytes
+        self._inline_bytes = inline_bytes
 
     def at(self, now_ms: int, index: int) -> PreExecuteContext:
         """Return the context of the request at ``index``, in a batch of time ``now_ms``."""
         return PreExecuteContext(
             shard=self.shard, shards=self._shards, now_ms=now_ms, index=index, allocation=self._choose(),
-            block_size_bytes=self._block_bytes, datanodes=self._datanodes,
+            block_size_bytes=self._block_bytes, datanodes=self._datanodes, inline_bytes=self._inline_bytes,
         )  # fmt: skip
 
 

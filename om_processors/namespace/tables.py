@@ -10,6 +10,7 @@ Keys, UTF-8 (session and object ids in decimal), except pipelineTable's::
     pipelineTable  partition, 4 bytes big-endian    PipelineRow   (shard 0)
     datanodeTable  name                             DatanodeRow   (shard 0)
     snapshotTable  ``snapshots`` has its rows       SnapshotInfo
+    inlineTable    object id                        the bytes of an inline key
     usageTable     /volume/#usedNamespace           buckets in the volume
                    /volume/#allottedBytes           sum of their quotas in bytes
                    /volume/bucket/#usedBytes        committed bytes
@@ -33,6 +34,7 @@ from schemas.column_families import (
     BUCKET_TABLE,
     DATANODE_TABLE,
     DELETED_TABLE,
+    INLINE_TABLE,
     KEY_TABLE,
     OPEN_KEY_TABLE,
     PIPELINE_TABLE,
@@ -76,6 +78,15 @@ def open_key_key(volume: str, bucket: str, key: str, session_id: int) -> bytes:
 def deleted_key(volume: str, bucket: str, key: str, object_id: int) -> bytes:
     """Return a deleted key's key in deletedTable."""
     return f"/{volume}/{bucket}/{key}/{object_id}".encode()
+
+
+def inline_key(object_id: int) -> bytes:
+    """Return the key in inlineTable of the bytes of the key with this object id.
+
+    >>> inline_key(1280)
+    b'1280'
+    """
+    return b"%d" % object_id
 
 
 def used_buckets_key(volume: str) -> bytes:
@@ -171,6 +182,11 @@ def get_key(view: ReadView, key: bytes) -> KeyInfo | None:
     return None if value is None else decode_as(KeyInfo, value)
 
 
+def get_inline(view: ReadView, info: KeyInfo) -> bytes | None:
+    """Return the bytes of a key of the same view; None if the key is not inline, or if its row is lost."""
+    return view.get(INLINE_TABLE, inline_key(info.object_id)) if info.inline else None
+
+
 def get_open_key(view: ReadView, key: bytes) -> KeyInfo | None:
     """Return a row of openKeyTable, or None."""
     value = view.get(OPEN_KEY_TABLE, key)
@@ -216,6 +232,16 @@ def put_open_key(tx: RowTransaction, key: bytes, info: KeyInfo) -> None:
     if level >= KEY_INFO_LEVEL:  # below it, the row may hold less than the record
         _open_keys.remember(value, info)
     tx.put(OPEN_KEY_TABLE, key, value)
+
+
+def put_inline(tx: RowTransaction, object_id: int, data: bytes) -> None:
+    """Write the bytes of an inline key."""
+    tx.put(INLINE_TABLE, inline_key(object_id), data)
+
+
+def delete_inline(tx: RowTransaction, object_id: int) -> None:
+    """Remove the bytes of an inline key."""
+    tx.delete(INLINE_TABLE, inline_key(object_id))
 
 
 def put_deleted(tx: RowTransaction, info: KeyInfo) -> None:

@@ -131,12 +131,17 @@ class OMHttpApi:
         return await self._of_volume(volume, query, ask, SNAPSHOT_READS)
 
     async def key(self, query: Any, volume: str, bucket: str) -> Answer:
-        """Return a key, or one of a snapshot if its name begins with ``.snapshot/``."""
+        """Return a key, or one of a snapshot if its name begins with ``.snapshot/``.
+
+        With ``bytes=true`` the answer has an inline key's bytes, too.
+        """
         name = query.get("name", "")
+        with_bytes = query.get("bytes", "false") == "true"
         place = place_of(name)
         if place is None:
-            return await self._of_volume(volume, query, lambda view: queries.key_info(view, volume, bucket, name))
-        ask = partial(self._snapshots.key, self._shard_of(volume), volume, bucket, place)
+            ask = partial(queries.key_info, volume=volume, bucket=bucket, key=name, with_bytes=with_bytes)
+            return await self._of_volume(volume, query, ask)
+        ask = partial(self._snapshots.key, self._shard_of(volume), volume, bucket, place, with_bytes=with_bytes)
         return await self._of_volume(volume, query, ask, SNAPSHOT_READS)
 
     async def snapshots(self, query: Any, volume: str, bucket: str) -> Answer:

@@ -10,6 +10,7 @@ Illegal input and missing objects raise OMError. Answers are JSON-ready dicts (`
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Iterable
 
 from om_processors.errors import OMError
@@ -42,8 +43,11 @@ def bucket_info(view: ReadView, volume: str, bucket: str) -> Json:
     return bucket_json(view, tables.require_bucket(view, volume, bucket))
 
 
-def key_info(view: ReadView, volume: str, bucket: str, key: str) -> Json:
-    """Return a committed key; raises OMError INVALID_*_NAME, VOLUME_, BUCKET_ or KEY_NOT_FOUND."""
+def key_info(view: ReadView, volume: str, bucket: str, key: str, *, with_bytes: bool = False) -> Json:
+    """Return a committed key; raises OMError INVALID_*_NAME, VOLUME_, BUCKET_ or KEY_NOT_FOUND.
+
+    With ``with_bytes`` it also has ``data``: the bytes in base64 if the key is inline, else None.
+    """
     check_volume_name(volume)
     check_bucket_name(bucket)
     check_key_name(key)
@@ -51,7 +55,10 @@ def key_info(view: ReadView, volume: str, bucket: str, key: str) -> Json:
     info = tables.get_key(view, tables.key_key(volume, bucket, key))
     if info is None:
         raise OMError(KEY_NOT_FOUND, f"no key /{volume}/{bucket}/{shown(key)}")
-    return key_json(info)
+    if not with_bytes:
+        return key_json(info)
+    data = tables.get_inline(view, info)
+    return {**key_json(info), "data": None if data is None else b64encode(data).decode()}
 
 
 def find_snapshot(view: ReadView, volume: str, bucket: str, snapshot: str) -> SnapshotInfo:

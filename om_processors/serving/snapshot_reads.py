@@ -11,6 +11,7 @@ These methods open databases and read files. They run on threads of their own (:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 from om_processors.errors import OMError
@@ -46,8 +47,13 @@ class SnapshotReads:
         self._replicas = replicas
         self._opened = opened
 
-    def key(self, shard: int, volume: str, bucket: str, place: SnapshotPlace, view: ReadView) -> Json:
-        """Return a key as it was, under its name in the snapshot; raises OMError, NotReadable, SnapshotsBusy."""
+    def key(
+        self, shard: int, volume: str, bucket: str, place: SnapshotPlace, view: ReadView, *, with_bytes: bool = False
+    ) -> Json:
+        """Return a key as it was, under its name in the snapshot; raises OMError, NotReadable, SnapshotsBusy.
+
+        ``with_bytes`` as in ``queries.key_info``.
+        """
         name = beginning(place.snapshot) + place.rest
         if not place.snapshot or not place.rest:
             what = "a snapshot, not a key in it" if place.snapshot else "no snapshot"
@@ -55,7 +61,8 @@ class SnapshotReads:
             raise OMError(INVALID_KEY_NAME, f"{asked} names {what}: '.snapshot/NAME/KEY' names a key of a snapshot")
         info = queries.find_snapshot(view, volume, bucket, place.snapshot)
         try:
-            found = self._read(shard, info, lambda rows: queries.key_info(rows, volume, bucket, place.rest))
+            ask = partial(queries.key_info, volume=volume, bucket=bucket, key=place.rest, with_bytes=with_bytes)
+            found = self._read(shard, info, ask)
         except OMError as error:
             if error.status != KEY_NOT_FOUND:
                 raise

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from rocksdict import Cache
 
+from replicated_db.core.bootstrap.listing import IMMUTABLE_SUFFIXES
 from replicated_db.core.errors import StoreFailure
 from replicated_db.core.ports import StoreSnapshot
 from replicated_db.shell.rocks import RocksReader
@@ -90,11 +91,11 @@ class RocksCheckpoints:
             raise CheckpointUnreadable(str(error)) from error
 
     def disk_use(self, which: CheckpointName) -> DiskUse:
-        """Look at each SST file once, by inode; one with a single name on the disk is the checkpoint's alone."""
+        """Look at each table and blob file once, by inode; one with a single name on the disk is the checkpoint's."""
         folder = self.folder(which)
         self.identity(which)
         try:
-            seen = [file.stat() for file in folder.glob("*.sst")]
+            seen = [file.stat() for file in folder.iterdir() if file.suffix in IMMUTABLE_SUFFIXES]
         except OSError as error:
             raise CheckpointUnreadable(f"{folder} has lost a file: {error}") from error
         found = {(file.st_dev, file.st_ino): file for file in seen}

@@ -13,6 +13,7 @@ from producers.blocks.core.stream_window import WindowLimits
 from producers.blocks.core.topology import SHAPES, Shape
 from producers.requests import arguments
 from schemas.records.packets import MAX_PACKET_BYTES, PACKET_BYTES
+from schemas.small_objects import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES
 
 MIB = 1024 * 1024
 DEFAULT_BLOCK_BYTES = 256 * MIB
@@ -42,7 +43,8 @@ class StreamOptions:
     committed; a writer waits while ``client_buffer_bytes`` are not watched. A block has ``block_bytes`` at most, and
     never more than were allocated. ``watch_timeout_ms`` is how long a watch waits for all replicas before a majority
     will do; ``commit_timeout_ms`` is how long a commit with its watch is tried before the block is given up.
-    ``read_ahead_bytes`` is how much of a block a sequential reader asks for at once.
+    ``read_ahead_bytes`` is how much of a block a sequential reader asks for at once. A key of at most ``inline_bytes``
+    is kept in the nodes' tables, if the cluster allows that (0 = never).
 
     >>> StreamOptions(commit_way=7)
     Traceback (most recent call last):
@@ -61,6 +63,7 @@ class StreamOptions:
     watch_timeout_ms: int = 5_000
     commit_timeout_ms: int = 30_000
     read_ahead_bytes: int = 16 * MIB
+    inline_bytes: int = DEFAULT_INLINE_BYTES
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -76,6 +79,8 @@ class StreamOptions:
         for name in ("watch_timeout_ms", "commit_timeout_ms", "read_ahead_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.inline_bytes > MAX_INLINE_BYTES:
+            raise ValueError(f"inline_bytes must be at most {MAX_INLINE_BYTES}, not {self.inline_bytes}")
         if self.commit_way != CommitWay.THROUGH_LOG and self.client_buffer_bytes < self.flush_bytes:
             raise ValueError(
                 f"client_buffer_bytes must be at least flush_bytes ({self.flush_bytes}), not "

@@ -1,8 +1,10 @@
 """Reading keys back from each of their replicas, and comparing the bytes with the SHA-256 in the key's metadata.
 
-What belongs here: the comparison at the end of the demo. A key's first replica consists of its blocks on their first
-members, and so on. Each replica is read by itself, without falling back on another, so that a wrong or missing one is
-seen. A few threads read replicas; listings are read page by page, so memory does not grow with the number of keys.
+What belongs here: the comparison at the end of the demo. The bytes of an inline key come with its row, and are read
+once: whether the nodes hold the same rows is what their digests say. Another key's first replica consists of its blocks
+on their first members, and so on. Each replica is read by itself, without falling back on another, so that a wrong or
+missing one is seen. A few threads read replicas; listings are read page by page, so memory does not grow with the
+number of keys.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING
 from producers.bulk.listing import SHA256
 from producers.bulk.tree_layout import TreeLayout
 from producers.errors import StratologError
+from producers.files.inline_keys import InlineReader
 from producers.files.key_reader import KeyReader
 from schemas.records.rows import KeyInfo
 
@@ -41,9 +44,13 @@ class WrongReplica:
 
 @dataclass(slots=True, kw_only=True)
 class ReadBack:
-    """Result of the reading; ``bytes`` over all replicas, ``fewest_replicas`` of any key with bytes."""
+    """Result of the reading; ``bytes`` over all replicas, ``fewest_replicas`` of any key with blocks.
+
+    ``inline`` counts the keys whose bytes are in the nodes' tables; each counts as one of ``replicas``.
+    """
 
     keys: int = 0
+    inline: int = 0
     replicas: int = 0
     bytes: int = 0
     fewest_replicas: int | None = None
@@ -73,7 +80,8 @@ def read_back(
             found.keys += 1
             if replicas is not None:
                 found.fewest_replicas = min(replicas, found.fewest_replicas or replicas)
-            for replica in range(replicas or 0):
+            found.inline += info.inline
+            for replica in range(1 if info.inline else replicas or 0):
                 pending.add(pool.submit(_read, client, info, replica, found, lock))
             if len(pending) > 4 * readers:
                 done, pending = wait(pending, return_when=FIRST_COMPLETED)
@@ -102,10 +110,18 @@ def _replicas(client: Client, info: KeyInfo) -> int | None:
     return min(members) if members else None
 
 
+def _reader(client: Client, info: KeyInfo, replica: int) -> KeyReader | InlineReader:
+    if info.inline:
+        _, data = client.reads.key_with_bytes(info.volume, info.bucket, info.key)
+        return InlineReader(data or b"")
+    return KeyReader(client.streams, info.blocks, replica=replica)
+
+
 def _read(client: Client, info: KeyInfo, replica: int, found: ReadBack, lock: threading.Lock) -> None:
-    reader = KeyReader(client.streams, info.blocks, replica=replica)
+    reader: KeyReader | InlineReader | None = None
     digest, read, reason = hashlib.sha256(), 0, ""
     try:
+        reader = _reader(client, info, replica)
         while read < reader.size:
             part = reader.next_bytes(read, min(READ_BYTES, reader.size - read))[: reader.size - read]
             digest.update(part)
@@ -115,7 +131,8 @@ def _read(client: Client, info: KeyInfo, replica: int, found: ReadBack, lock: th
     except StratologError as error:
         reason = str(error)
     finally:
-        reader.close()
+        if reader is not None:
+            reader.close()
     with lock:
         found.replicas += 1
         found.bytes += read

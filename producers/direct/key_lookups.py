@@ -6,9 +6,10 @@ only there: this module makes one attempt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Protocol
 
 from producers.direct.core.link_talk import LinkFailed
 from schemas.records.door import DoorRows
@@ -17,19 +18,28 @@ from schemas.result_codes import NOT_SUPPORTED_OPERATION, OK, OVERLOADED
 ELSEWHERE = frozenset({"NO_LEADER", "NOT_CAUGHT_UP", "REPLICA_FLAGGED", OVERLOADED, NOT_SUPPORTED_OPERATION})
 """Codes that say that another node, or HTTP, may answer."""
 
-LookUp = Callable[[str, str, Sequence[str], str], Future[DoorRows] | None]
-"""Sends a lookup (volume, bucket, keys, consistency); None if no node is connected."""
+
+class LookUp(Protocol):
+    """Sends a lookup; returns None if no node is connected."""
+
+    def __call__(
+        self, volume: str, bucket: str, keys: Sequence[str], consistency: str, *, with_bytes: bool = False
+    ) -> Future[DoorRows] | None:
+        """Ask for keys of one bucket, and with ``with_bytes`` for the bytes of those that are inline."""
 
 
 def rows_of(
-    look_up: LookUp, volume: str, bucket: str, keys: Sequence[str], consistency: str, timeout_s: float
-) -> DoorRows | None:
+    look_up: LookUp, volume: str, bucket: str, keys: Sequence[str], consistency: str, timeout_s: float, *,
+    with_bytes: bool = False,
+) -> DoorRows | None:  # fmt: skip
     """Look up 1 to MAX_READ_KEYS keys; None if HTTP is to be asked. A status other than OK is final."""
     try:
-        answer = look_up(volume, bucket, keys, consistency)
+        answer = look_up(volume, bucket, keys, consistency, with_bytes=with_bytes)
         rows = None if answer is None else answer.result(timeout_s)
     except (LinkFailed, FutureTimeout, UnicodeEncodeError):
         return None
-    if rows is None or rows.status in ELSEWHERE or (rows.status == OK and len(rows.rows) != len(keys)):
+    if rows is None or rows.status in ELSEWHERE:
+        return None
+    if rows.status == OK and (len(rows.rows) != len(keys) or len(rows.data) != (len(keys) if with_bytes else 0)):
         return None
     return rows

@@ -15,12 +15,14 @@ from __future__ import annotations
 import io
 import os
 import sys
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import InvalidArgument
+from producers.files.inline_keys import InlineReader, InlineWriter
 from producers.files.key_reader import KeyReader
 from producers.files.key_streams import KeyStreams
 from producers.files.key_writer import KeyWriter, Requester, WriteStatistics
@@ -66,7 +68,17 @@ def create_file(
 ) -> KeyOutput:  # fmt: skip
     """Open a key to write it; ``client.open(path, "wb")`` calls this."""
     place = split_path(path)
-    writer = KeyWriter(client, streams, place, size=size, replication=replication, metadata=metadata, options=options)
+    limit = streams.inline_limit.bytes_at((options or streams.options).inline_bytes, time.monotonic())
+    writer: KeyWriter | InlineWriter
+    if 0 < limit >= size:
+        writer = InlineWriter(
+            client, streams, place, limit_bytes=limit, size=size, replication=replication, metadata=metadata,
+            options=options,
+        )  # fmt: skip
+    else:
+        writer = KeyWriter(
+            client, streams, place, size=size, replication=replication, metadata=metadata, options=options
+        )
     return KeyOutput(writer, path)
 
 
@@ -75,7 +87,10 @@ def open_file(
     consistency: Consistency = DEFAULT_CONSISTENCY,
 ) -> KeyInput:  # fmt: skip
     """Open a key to read it; ``client.open(path)`` calls this."""
-    info = reads.key_info(*split_path(path), consistency=consistency).info
+    view, data = reads.key_with_bytes(*split_path(path), consistency=consistency)
+    info = view.info
+    if data is not None:
+        return KeyInput(InlineReader(data), path, info)
     return KeyInput(KeyReader(streams, info.blocks, options=options), path, info)
 
 
@@ -88,7 +103,7 @@ class KeyOutput(io.BufferedIOBase):
     ...     file.write(b" world")
     """
 
-    def __init__(self, writer: KeyWriter, name: str) -> None:
+    def __init__(self, writer: KeyWriter | InlineWriter, name: str) -> None:
         super().__init__()
         self._writer = writer
         self.name = name
@@ -111,7 +126,10 @@ class KeyOutput(io.BufferedIOBase):
         return self._writer.write(given)
 
     def flush(self) -> None:
-        """Return once all datanodes have the bytes written so far. They are not committed: see :meth:`hsync`."""
+        """Return once all datanodes have the bytes written so far. They are not committed: see :meth:`hsync`.
+
+        Whoever flushes bytes has them on datanodes, also those of a small key.
+        """
         # Closing a file flushes it once more.
         if not self._finishing:
             self._check()
@@ -220,7 +238,7 @@ class KeyInput(io.BufferedIOBase):
     b'world'
     """
 
-    def __init__(self, reader: KeyReader, name: str, info: KeyInfo | None = None) -> None:
+    def __init__(self, reader: KeyReader | InlineReader, name: str, info: KeyInfo | None = None) -> None:
         super().__init__()
         self._reader = reader
         self._offset = 0

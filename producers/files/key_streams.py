@@ -11,6 +11,7 @@ from producers.blocks.datanode_directory import Directory
 from producers.blocks.datanodes import Datanodes
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import CLIENT_CLOSED, ClientClosed
+from producers.files.core.inline_limit import InlineLimit
 from producers.reads.reads import Reads
 from producers.requests.call_spans import NO_SPANS, SpansOfClient
 
@@ -28,6 +29,8 @@ class KeyStreams:
         self.options = options or StreamOptions()
         self.spans = spans
         self.directory = Directory(reads)
+        self.inline_limit = InlineLimit()
+        """Up to which size the cluster keeps keys in its tables, as far as known."""
         self._lock = threading.Lock()
         self._datanodes: Datanodes | None = None
         self._closed = False

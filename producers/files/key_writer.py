@@ -64,6 +64,17 @@ class WriteStatistics:
     watches_by_majority: int
 
 
+class BegunKey:
+    """What the writing of a key begins with, whichever way its bytes go: its fate and its span."""
+
+    def __init__(self, streams: KeyStreams, place: tuple[str, str, str]) -> None:
+        self.path = "/".join(("", *place))
+        self.fate = FateOfKey(self.path)
+        self.fate_lock = threading.Lock()
+        """Other threads call ``interrupt``."""
+        self.span = streams.spans.key(self.path)
+
+
 class KeyWriter:
     """Writes one key; for one thread at a time. Nothing is visible before :meth:`close` returns.
 
@@ -74,18 +85,19 @@ class KeyWriter:
     def __init__(
         self, client: Requester, streams: KeyStreams, place: tuple[str, str, str], *, size: int = 0,
         replication: str = "RATIS/THREE", metadata: Mapping[str, str] | None = None,
-        options: StreamOptions | None = None,
+        options: StreamOptions | None = None, begun: BegunKey | None = None,
     ) -> None:  # fmt: skip
+        """``begun`` is what a writer has begun whose place this one takes."""
+        begun = begun or BegunKey(streams, place)
         self._client = client
         self._streams = streams
         self._options = options or streams.options
         self._volume, self._bucket, self._key = place
-        self.path = "/".join(("", *place))
-        self._fate = FateOfKey(self.path)
-        self._fate_lock = threading.Lock()
-        """Other threads call ``interrupt``."""
+        self.path = begun.path
+        self._fate = begun.fate
+        self._fate_lock = begun.fate_lock
         self._patience = SlowWait(f"writing {self.path}")
-        self._span = streams.spans.key(self.path)
+        self._span = begun.span
         body = CreateKey(
             volume=self._volume, bucket=self._bucket, key=self._key, size=size, replication=replication,
             metadata=dict(metadata or {}),

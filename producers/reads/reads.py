@@ -16,8 +16,9 @@ What belongs here: the addresses, the paths of the nodes' HTTP API, and the way 
 from __future__ import annotations
 
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, Literal, get_args
 from urllib.parse import quote
 
@@ -121,17 +122,38 @@ class Reads:
         self, volume: str, bucket: str, key: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
     ) -> KeyView:
         """Read a committed key; ``.snapshot/NAME/KEY`` is the key as it was in the bucket's snapshot NAME."""
+        return self._key(volume, bucket, key, consistency, with_bytes=False)[0]
+
+    def key_with_bytes(
+        self, volume: str, bucket: str, key: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> tuple[KeyView, bytes | None]:
+        """Read a key as :meth:`key_info` does, and its bytes at the same moment; None if they are in blocks.
+
+        Raises RequestFailed also if an inline key's bytes are missing or are not as many as its row says.
+        """
+        view, data = self._key(volume, bucket, key, consistency, with_bytes=True)
+        if view.info.inline and len(data or b"") != view.info.size:
+            found = "no bytes" if data is None else f"{len(data)} bytes"
+            raise RequestFailed(
+                INTERNAL_ERROR, f"/{volume}/{bucket}/{key} has {view.info.size} bytes, and the node found {found}"
+            )
+        return view, data
+
+    def _key(
+        self, volume: str, bucket: str, key: str, consistency: Consistency, *, with_bytes: bool
+    ) -> tuple[KeyView, bytes | None]:
         parameters = {"name": arguments.text("key", key)}
         path = f"{_bucket_path(volume, bucket)}/key"
         arguments.choice("consistency", consistency, CONSISTENCIES)
-        if (found := self._rows(volume, bucket, [key], consistency)) is None:
-            return _view(KeyInfo, self.get(path, parameters, consistency))
+        if (found := self._rows(volume, bucket, [key], consistency, with_bytes=with_bytes)) is None:
+            answer = self.get(path, parameters | ({"bytes": "true"} if with_bytes else {}), consistency)
+            return _view(KeyInfo, answer), _bytes_of(answer)
         view = _views(found)[0] if found.status == OK else None
         if view is None:
             status = KEY_NOT_FOUND if found.status == OK else found.status
             thing = missing(status, path, parameters)
             raise failure(status, found.message if thing is None else f"{thing} does not exist")
-        return view
+        return view, found.data[0] if with_bytes else None
 
     def key_infos(
         self, volume: str, bucket: str, keys: Sequence[str], *, consistency: Consistency = DEFAULT_CONSISTENCY
@@ -160,10 +182,13 @@ class Reads:
                 raise
             return None
 
-    def _rows(self, volume: str, bucket: str, keys: Sequence[str], consistency: str) -> DoorRows | None:
+    def _rows(
+        self, volume: str, bucket: str, keys: Sequence[str], consistency: str, *, with_bytes: bool = False
+    ) -> DoorRows | None:
         if self._look_up is None:
             return None
-        return rows_of(self._look_up, volume, bucket, keys, consistency, REQUEST_TIMEOUT_MS / 1000)
+        timeout_s = REQUEST_TIMEOUT_MS / 1000
+        return rows_of(self._look_up, volume, bucket, keys, consistency, timeout_s, with_bytes=with_bytes)
 
     def snapshot_info(
         self, volume: str, bucket: str, snapshot: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
@@ -476,6 +501,14 @@ def _views(found: DoorRows) -> list[KeyView | None]:
     return [None if info is None else View(info=info, usage={}, positions=positions) for info in infos]
 
 
+def _bytes_of(value: dict[str, Any]) -> bytes | None:
+    """Return the bytes in a key's answer; None if there are none. Raises RequestFailed for what is not base64."""
+    try:
+        return None if value.get("data") is None else b64decode(value["data"], validate=True)
+    except (ValueError, TypeError) as error:
+        raise RequestFailed(INTERNAL_ERROR, f"a node's answer has bytes that cannot be read: {error}") from error
+
+
 def _positions(value: dict[str, Any]) -> dict[int, int]:
     return {int(shard): int(index) for shard, index in value.get("positions", {}).items()}
 
@@ -489,9 +522,13 @@ def _page(row: type[Row], name_field: str, value: dict[str, Any]) -> Page[Row]:
 
 
 def _row(row: type[Row], value: dict[str, Any]) -> Row:
-    """Return a row from its JSON object, without the fields that a newer node added."""
+    """Return a row from its JSON object, without the fields that a newer node added.
+
+    A field with a default may be absent: an older node does not know it.
+    """
+    wanted = [field for field in fields(row) if field.name != "usage"]
     try:
-        known = {field.name: value[field.name] for field in fields(row) if field.name != "usage"}
+        known = {one.name: value[one.name] for one in wanted if one.default is MISSING or one.name in value}
     except (KeyError, TypeError) as error:
         raise RequestFailed(INTERNAL_ERROR, f"a node's {row.__name__} lacks the field {error}") from error
     if "blocks" in known:

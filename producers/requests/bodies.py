@@ -24,6 +24,7 @@ from schemas.records.messages import (
     DeleteSnapshot,
     DeleteVolume,
     LogDigestBase,
+    PutKey,
     RenameKey,
     RenameSnapshot,
     RequestBody,
@@ -135,6 +136,20 @@ def commit_key(
         session_id=number("session_id", session_id, 0),
         size=number("size", size, 0),
         blocks=arguments.sequence("blocks", blocks, BlockLocation, "BlockLocation"),
+    )
+
+
+def put_key(
+    volume: str, bucket: str, key: str, data: bytes, *, replication: str, metadata: Mapping[str, str] | None
+) -> PutKey:
+    """Return a checked PutKey."""
+    return PutKey(
+        volume=text("volume", volume),
+        bucket=text("bucket", bucket),
+        key=text("key", key),
+        data=arguments.typed("data", data, bytes, "bytes"),
+        replication=text("replication", replication),
+        metadata=arguments.metadata("metadata", metadata),
     )
 
 

@@ -258,11 +258,18 @@ class RequestEngine:
         with self._lock:
             return dict(self._calls.positions)
 
-    def look_up(self, volume: str, bucket: str, keys: Sequence[str], consistency: str) -> Future[DoorRows] | None:
-        """Ask a node straight for keys of one bucket; None if no node is connected."""
+    def look_up(
+        self, volume: str, bucket: str, keys: Sequence[str], consistency: str, *, with_bytes: bool = False
+    ) -> Future[DoorRows] | None:
+        """Ask a node straight for keys of one bucket; None if no node is connected.
+
+        With ``with_bytes`` the bytes of inline keys come, too.
+        """
         shard = shard_of(volume, self.shards)
         index = self.positions().get(shard, 0) if consistency == "session" else 0
-        read = DoorRead(consistency=consistency, index=index, volume=volume, bucket=bucket, keys=list(keys))
+        read = DoorRead(
+            consistency=consistency, index=index, volume=volume, bucket=bucket, keys=list(keys), with_bytes=with_bytes
+        )
         return self._transport.look_up(read, shard)
 
     def submit(self, body: RequestBody, done: Done) -> None:

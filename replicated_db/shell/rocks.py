@@ -8,6 +8,9 @@ A column family is made when its first row is written. Every family that exists 
 has no family that its log's feature level does not have. Older software can open it, even software that knows fewer
 families.
 
+Values of BLOB_BYTES or more of the families named ``blobs`` lie in files of their own (RocksDB's blob files), so that
+compactions do not write them again and again. Whoever opens the database reads them, with or without that option.
+
 Memory is bounded: the write buffers of a database by WRITE_BUFFERS_BYTES, its blocks by BLOCK_CACHE_BYTES.
 """
 
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -47,6 +50,8 @@ BLOCK_CACHE_BYTES = 32 * 1024 * 1024
 MAX_WAL_BYTES = 128 * 1024 * 1024
 MAX_OPEN_FILES = 256
 BLOOM_BITS_PER_KEY = 10
+BLOB_BYTES = 4 * 1024
+"""Least size of a value that lies in a blob file."""
 WORK_FOLDER = ".work"
 """Beside the checkpoints: those that are being made or removed. No checkpoint's name begins with a period."""
 
@@ -109,6 +114,13 @@ def _options(cache: Cache) -> Options:
     table.set_partition_filters(True)
     table.set_pin_top_level_index_and_filter(True)
     options.set_block_based_table_factory(table)
+    return options
+
+
+def _with_blobs(options: Options) -> Options:
+    options.set_enable_blob_files(True)
+    options.set_min_blob_size(BLOB_BYTES)
+    options.set_enable_blob_gc(True)
     return options
 
 
@@ -262,8 +274,11 @@ class RocksReader(RocksView):
 class RocksStore(RocksView):
     """A database in ``path``, with ``families`` and the replica-local ones. Raises StoreFailure if it does not open."""
 
-    def __init__(self, path: Path, families: Iterable[str], kept: str = NO_PREFIX) -> None:
-        """``kept`` begins the names of checkpoints that stay until they are dropped."""
+    def __init__(
+        self, path: Path, families: Iterable[str], kept: str = NO_PREFIX, *, blobs: Collection[str] = ()
+    ) -> None:
+        """``kept`` begins the names of checkpoints that stay until they are dropped; ``blobs`` are families."""
+        self._blobs = frozenset(blobs)
         self.path = path
         self._checkpoints = path.with_name(path.name + ".checkpoints")
         self._kept = kept
@@ -272,7 +287,7 @@ class RocksStore(RocksView):
         try:
             path.mkdir(parents=True, exist_ok=True)
             options = _options(self._block_cache)
-            found = {name: _options(self._block_cache) for name in _families_in(path, options)}
+            found = {name: self._options_of(name) for name in _families_in(path, options)}
             self._db = Rdict(str(path), options, found, AccessType.read_write())
             super().__init__({name: self._db.get_column_family(name) if name in found else None for name in names})
             self._handles = {name: self._db.get_column_family_handle(name) for name in names if name in found}
@@ -285,10 +300,14 @@ class RocksStore(RocksView):
                 f"{path} does not open: {error}. Move it away; the replica is rebuilt from the log, or from a peer's checkpoint"
             ) from error
 
+    def _options_of(self, cf: str) -> Options:
+        options = _options(self._block_cache)
+        return _with_blobs(options) if cf in self._blobs else options
+
     def _make(self, cf: str) -> Any:
         """Make a family for the first row written to it. A crash before that row leaves the family empty."""
         if self._tables[cf] is None:
-            self._db.create_column_family(cf, _options(self._block_cache))
+            self._db.create_column_family(cf, self._options_of(cf))
             # Readers on other threads see a whole mapping: the old one or the new one.
             self._tables = {**self._tables, cf: self._db.get_column_family(cf)}
         self._handles[cf] = handle = self._db.get_column_family_handle(cf)

@@ -5,6 +5,8 @@ They are payloads of frames (``schemas/door/frames.py``). Both sides begin with 
 
 from __future__ import annotations
 
+from dataclasses import field
+
 from schemas.records.record import record
 
 
@@ -28,13 +30,17 @@ class DoorLeaders:
 
 @record
 class DoorRead:
-    """Looks up keys of one bucket; ``index`` is what the replica must have applied, for session reads."""
+    """Looks up keys of one bucket; ``index`` is what the replica must have applied, for session reads.
+
+    ``with_bytes`` asks for the bytes of inline keys, too.
+    """
 
     consistency: str
     index: int
     volume: str
     bucket: str
     keys: list[str]
+    with_bytes: bool = False
 
 
 @record
@@ -42,7 +48,8 @@ class DoorRows:
     """Answer to DoorRead: encoded KeyInfo rows in the order of the keys, None for a key that does not exist.
 
     ``status`` is OK, or why nothing was looked up; ``shard`` and ``index`` are the shard that was read and the last
-    index that was applied there.
+    index that was applied there. With ``with_bytes``, ``data`` has for each key its bytes, None if it is not inline;
+    rows and bytes are of one moment.
     """
 
     status: str
@@ -50,3 +57,4 @@ class DoorRows:
     shard: int
     index: int
     rows: list[bytes | None]
+    data: list[bytes | None] = field(default_factory=list)

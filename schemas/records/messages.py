@@ -94,6 +94,18 @@ class CommitKey:
 
 
 @record
+class PutKey:
+    """Creates and commits a small key with all its bytes (``schemas.small_objects``)."""
+
+    volume: str
+    bucket: str
+    key: str
+    data: bytes
+    replication: str = "RATIS/THREE"
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@record
 class DeleteKey:
     volume: str
     bucket: str
@@ -297,6 +309,7 @@ RequestBody = (
     | CreateKey
     | AllocateBlock
     | CommitKey
+    | PutKey
     | DeleteKey
     | RenameKey
     | SnapshotRequest

@@ -60,7 +60,10 @@ class BucketInfo:
 
 @record
 class KeyInfo:
-    """Row of keyTable, openKeyTable and deletedTable."""
+    """Row of keyTable, openKeyTable and deletedTable.
+
+    The bytes of an ``inline`` key are its row of inlineTable, and it has no blocks.
+    """
 
     volume: str
     bucket: str
@@ -74,6 +77,7 @@ class KeyInfo:
     metadata: dict[str, str]
     creation_time_ms: int
     modification_time_ms: int
+    inline: bool = False
 
 
 @record

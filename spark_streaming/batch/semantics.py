@@ -10,6 +10,8 @@ each other. The checks, by the names that findings have:
 ``counter without owner``    each counter belongs to a volume or bucket
 ``key without bucket``       each key of keyTable lies in a bucket (open keys outlive their bucket until they expire)
 ``bucket without volume``    each bucket lies in a volume
+``inline key without bytes`` each inline key has a row of inlineTable, of its size
+``bytes without inline key`` each row of inlineTable belongs to an inline key
 ``block without replica``    each block of a committed key is in the log of its pipeline
 ``replica without key``      each block there belongs to a key: committed, open or deleted
 ``endless deletion``         rows of deletedTable go within DELETION_MS, unless a snapshot holds their bucket
@@ -33,6 +35,7 @@ from schemas.column_families import (
     BUCKET_TABLE,
     DELETED_TABLE,
     DN_COLUMN_FAMILIES,
+    INLINE_TABLE,
     KEY_TABLE,
     OPEN_KEY_TABLE,
     SNAPSHOT_TABLE,
@@ -53,7 +56,7 @@ DELETION_MS = 24 * 3_600_000
 MAX_FINDINGS = 64
 """Most findings of each check that are named."""
 
-WHOLE = (VOLUME_TABLE, BUCKET_TABLE, KEY_TABLE, OPEN_KEY_TABLE, DELETED_TABLE, SNAPSHOT_TABLE)
+WHOLE = (VOLUME_TABLE, BUCKET_TABLE, KEY_TABLE, OPEN_KEY_TABLE, DELETED_TABLE, SNAPSHOT_TABLE, INLINE_TABLE)
 _UNSIGNED, _SIGN = 1 << 64, 1 << 63
 _ID_BYTES = _LENGTH_BYTES = 8
 
@@ -112,7 +115,10 @@ _Checks = list[tuple[str, DataFrame]]
 
 
 def live_values(log: LogRows, families: Sequence[str]) -> DataFrame:
-    """Return the live rows of families without merges: shard, cf, key (text), value, changed_ms (of its last Put)."""
+    """Return the live rows of families without merges: shard, cf, key (text), value, changed_ms (of its last Put).
+
+    The value of a row of inlineTable is its length, in decimal: nothing else is asked of a user's bytes.
+    """
     session = log.records.sparkSession
     bounds = session.createDataFrame(list(log.until.items()), "shard int, until long")
     wanted = log.effective.where(F.col("kind") == BATCH).join(F.broadcast(bounds), "shard")
@@ -133,7 +139,9 @@ def _operation(op: Column) -> Column:
     return F.struct(
         F.coalesce(put["cf"], delete["cf"]).alias("cf"),
         F.coalesce(put["key"], delete["key"]).alias("key"),
-        put["value"].alias("value"),
+        F.when(put["cf"] == INLINE_TABLE, F.length(put["value"]).cast("string").cast("binary"))
+        .otherwise(put["value"])
+        .alias("value"),
     )
 
 
@@ -173,14 +181,37 @@ def _number(value: int) -> Column:
 def _own_checks(rows: DataFrame, log: LogRows) -> _Checks:
     volumes = _typed(rows, [VOLUME_TABLE], "VolumeInfo").select("shard", "key", "row.volume")
     buckets = _typed(rows, [BUCKET_TABLE], "BucketInfo").select("shard", "key", "row.*").drop("owner")
-    keys = _typed(rows, [KEY_TABLE], "KeyInfo").select("shard", "key", "row.volume", "row.bucket", "row.size")
+    of_keys = ("row.volume", "row.bucket", "row.size", "row.object_id", "row.inline")
+    keys = _typed(rows, [KEY_TABLE], "KeyInfo").select("shard", "key", *of_keys)
+    inline = keys.where("inline").select("shard", "key", "size", F.col("object_id").cast("string").alias("id"))
+    kept = rows.where(F.col("cf") == INLINE_TABLE).select("shard", F.col("key").alias("id"), _length("value"))
     counted = counters(log)
     return [
         ("usage", _usage(counted, buckets, keys)),
         ("counter without owner", _ownerless(counted, volumes, buckets)),
         ("key without bucket", _without(keys, buckets, ["shard", "volume", "bucket"], "there is no such bucket")),
         ("bucket without volume", _without(buckets, volumes, ["shard", "volume"], "there is no such volume")),
+        ("inline key without bytes", _byteless(inline, kept)),
+        ("bytes without inline key", _keyless(kept, inline)),
     ]
+
+
+def _length(column: str) -> Column:
+    return F.col(column).cast("string").cast("long").alias("length")
+
+
+def _byteless(inline: DataFrame, kept: DataFrame) -> DataFrame:
+    both = inline.join(kept, ["shard", "id"], "left")
+    wrong = both.where(F.col("length").isNull() | (F.col("length") != F.col("size")))
+    found = F.coalesce(F.concat(F.col("length").cast("string"), F.lit(" bytes")), F.lit("no bytes"))
+    said = F.concat(F.col("size").cast("string"), F.lit(" bytes"))
+    return wrong.select("shard", F.col("key").alias("subject"), said.alias("said"), found.alias("found"))
+
+
+def _keyless(kept: DataFrame, inline: DataFrame) -> DataFrame:
+    orphans = kept.join(inline.select("shard", "id"), ["shard", "id"], "left_anti")
+    said = F.concat(F.col("length").cast("string"), F.lit(" bytes"))
+    return _finding(orphans, F.concat(F.lit("object "), "id"), said, "no inline key has it")
 
 
 def _usage(counted: DataFrame, buckets: DataFrame, keys: DataFrame) -> DataFrame:

@@ -176,10 +176,10 @@ def check_contents(settings: Settings, layout: TreeLayout) -> Finding:
     name = "every file reads back from each datanode's replica with its SHA-256"
     with client_of(settings) as client:
         read = read_back(client, layout)
-    found = f"{read.keys:,} keys, {read.replicas:,} replicas, {read.bytes:,} bytes read, {read.wrong_replicas:,} wrong"
+    found = f"{read.keys:,} keys, {read.inline:,} of them inline, {read.replicas:,} replicas, {read.bytes:,} bytes read, {read.wrong_replicas:,} wrong"
     for wrong in read.wrong[:NAMED_DIFFERENCES]:
         found += f"; replica {wrong.replica} of {wrong.path}: {wrong.reason}"
-    whole = read.wrong_replicas == 0 and read.replicas > 0 and read.fewest_replicas == REPLICAS
+    whole = read.wrong_replicas == 0 and read.replicas > 0 and read.fewest_replicas in (REPLICAS, None)
     return Finding(question=name, holds=whole, seen=found)
 
 

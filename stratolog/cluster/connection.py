@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 from stratolog.cluster.reach import check_brokers, check_leaders, check_nodes
+from stratolog.configuration.node_configs import inline_bytes
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.tracing import tracer_of
 from stratolog.errors import Unavailable, UsageError
@@ -47,6 +48,7 @@ def stream_options(settings: Settings) -> StreamOptions:
             flush_bytes=settings.flush_bytes,
             client_buffer_bytes=settings.client_buffer_bytes,
             block_bytes=settings.block_bytes,
+            inline_bytes=inline_bytes(settings),
         )
     except ValueError as error:
         raise UsageError(str(error)) from error

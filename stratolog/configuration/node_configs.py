@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from schemas.small_objects import DEFAULT_INLINE_BYTES
 from stratolog.configuration.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
         open_key_expire_threshold_ms=settings.open_key_expire_threshold_ms,
         block_bytes=settings.block_bytes,
         container_bytes=settings.container_bytes,
+        inline_bytes=inline_bytes(settings),
         session_timeout_ms=settings.session_timeout_ms,
         max_queued_requests=settings.max_queued_requests,
         watchdog_ms=settings.watchdog_ms,
@@ -50,6 +52,11 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
         log_format=settings.log_format,
         write_audit=settings.write_audit,
     )
+
+
+def inline_bytes(settings: Settings) -> int:
+    """Return how many bytes a key may have that is kept in the tables; 0 = none is."""
+    return DEFAULT_INLINE_BYTES if settings.inline_bytes is None else settings.inline_bytes
 
 
 def _log_keeping(settings: Settings) -> dict[str, Any]:

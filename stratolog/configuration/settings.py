@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.sharding import MAX_SHARDS
+from schemas.small_objects import MAX_INLINE_BYTES
 from stratolog.configuration import settings_values as values
 from stratolog.configuration.places import (
     user_name,
@@ -92,6 +93,11 @@ class Settings:
     """Size at which a container is closed."""
     block_bytes: int = _setting(values.integer(64 * 1024, 2**40), default=256 * MIB)
     """Size of an allocated block."""
+    inline_bytes: int | None = _setting(values.integer(0, MAX_INLINE_BYTES), default=None)
+    """Most bytes of a key whose bytes are kept in the nodes' tables instead of on datanodes; 0 = none are.
+
+    For nodes and clients. Unset: 16 KiB.
+    """
     datanode_timeout_ms: int = _setting(values.integer(1_000, 86_400_000), default=15_000)
     """How long a datanode may be silent before it counts as dead and its containers are copied."""
     open_key_expire_threshold_ms: int = _setting(values.integer(1_000, 3650 * DAY_MS), default=7 * DAY_MS)

@@ -13,6 +13,7 @@ from schemas.codecs.envelopes import enveloped_responses
 from schemas.column_families import (
     BUCKET_TABLE,
     DELETED_TABLE,
+    INLINE_TABLE,
     KEY_TABLE,
     OPEN_KEY_TABLE,
     SNAPSHOT_TABLE,
@@ -72,6 +73,16 @@ class Namespace(LogBuilder):
         )  # fmt: skip
         self.batch(self.put(table, f"/{volume}/b/{key}".encode(), encode(row)))
 
+    def inline(self, volume: str, key: str, size: int, object_id: int, data: bytes | None) -> None:
+        """Put a key that says that its bytes are inline, and the row of these bytes unless that is None."""
+        row = KeyInfo(
+            volume=volume, bucket="b", key=key, owner="o", object_id=object_id, update_id=1, size=size,
+            replication="THREE", blocks=[], metadata={}, creation_time_ms=1, modification_time_ms=1, inline=True,
+        )  # fmt: skip
+        put = self.put(KEY_TABLE, f"/{volume}/b/{key}".encode(), encode(row))
+        more = [] if data is None else [self.put(INLINE_TABLE, b"%d" % object_id, data)]
+        self.batch(put, *more)
+
 
 def block(number: int, bcs_id: int = WRITTEN) -> BlockLocation:
     return BlockLocation(container_id=1, local_id=number, offset=0, length=1, pipeline="p", bcs_id=bcs_id)
@@ -81,7 +92,7 @@ def whole() -> Namespace:
     """A namespace without a fault: two buckets with quotas, a key that was replaced, one that was deleted."""
     log = Namespace().start()
     log.volume("v", allotted=70, buckets=2)
-    log.bucket("v", "b", quota=70, size=12, keys=2)
+    log.bucket("v", "b", quota=70, size=18, keys=3)
     log.bucket("v", "empty")
     log.key("v", "k1", 999)
     log.key("v", "k1", 5, block(1))
@@ -89,6 +100,9 @@ def whole() -> Namespace:
     log.key("v", "k3", 7)
     log.batch(log.delete(KEY_TABLE, b"/v/b/k3"))
     log.key("v", "new/77", 0, block(5, 0), table=OPEN_KEY_TABLE)
+    log.inline("v", "small", 5, 1280, b"first")
+    log.inline("v", "small", 6, 1536, b"second")
+    log.batch(log.delete(INLINE_TABLE, b"1280"))
     return log
 
 
@@ -131,10 +145,12 @@ def test_each_check_finds_what_it_is_for():
     log.key("v", "k9/1", 0, block(8), table=DELETED_TABLE)
     log.key("v", "k9/2", 0, block(9), table=DELETED_TABLE)
     log.batch(log.delete(DELETED_TABLE, b"/v/b/k9/2"))
+    log.inline("v", "small", 6, 1792, None)
+    log.batch(log.put(INLINE_TABLE, b"2048", b"nobody's"))
     stored = pipeline(1, 2, 5, 8, 44)
     nobody = "there is no such volume or bucket"
     assert found_in(log, stored) == [
-        ("usage", "/v/b/#usedBytes", "-1", "12"),
+        ("usage", "/v/b/#usedBytes", "5", "18"),
         ("usage", "/x/b/#usedBytes", "0", "4"),
         ("usage", "/x/b/#usedNamespace", "0", "1"),
         ("counter without owner", "/gone/b/#usedBytes", "0", nobody),
@@ -142,6 +158,9 @@ def test_each_check_finds_what_it_is_for():
         ("counter without owner", "/w/#usedNamespace", "1", nobody),
         ("key without bucket", "/x/b/lost", "a live row", "there is no such bucket"),
         ("bucket without volume", "/w/b", "a live row", "there is no such volume"),
+        ("inline key without bytes", "/v/b/small", "6 bytes", "no bytes"),
+        ("bytes without inline key", "object 1536", "6 bytes", "no inline key has it"),
+        ("bytes without inline key", "object 2048", "8 bytes", "no inline key has it"),
         ("block without replica", "block 1/7 of /x/b/lost", "committed", "no pipeline's log has it"),
         ("replica without key", "block 1/44", "stored", "no key has it"),
         ("endless deletion", "/v/b/k9/1", "deleted 48.0 h ago", "its blocks are still to be deleted"),

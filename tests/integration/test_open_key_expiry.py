@@ -22,8 +22,8 @@ THRESHOLD_MS = 4_000
 
 WRITER = f"""
 import sys, time
-from producers import Client
-client = Client(sys.argv[1], read_from=sys.argv[2:])
+from producers import Client, StreamOptions
+client = Client(sys.argv[1], read_from=sys.argv[2:], streams=StreamOptions(inline_bytes=0))
 file = client.open("expiry/bucket/vanished", "wb")
 file.write(bytes({BLOCK_BYTES} + 1000))
 file.hsync()

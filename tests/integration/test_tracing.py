@@ -123,7 +123,7 @@ def test_strangers_keys_and_headers_end_nobody(
         producer.produce(OM_LOG, void, partition=shard, headers=[("traceparent", b"\xff" * 55), ("", None)])
     assert producer.flush(SECONDS) == 0
     source = tmp_path / "source.bin"
-    source.write_bytes(fresh_bytes(1000))
+    source.write_bytes(fresh_bytes(100_000))
     written(stack, collector, f"{bucket}/b", source)
     assert all(process.is_running() for process in stack.nodes.values())
 
@@ -133,7 +133,7 @@ def test_a_collector_that_fails_or_is_gone_holds_nobody_up(
     stack: TestStack, collector: Collector, bucket: str, tmp_path: Path
 ) -> None:
     source = tmp_path / "source.bin"
-    source.write_bytes(fresh_bytes(1000))
+    source.write_bytes(fresh_bytes(100_000))
     collector.status = 503
     posts = collector.posts
     begun_s = time.monotonic()

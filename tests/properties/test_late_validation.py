@@ -34,6 +34,7 @@ SNAPSHOTS = st.sampled_from(["snap1", "snap1", "snap2", "s"])
 QUOTAS = st.none() | st.sampled_from([-1, 100, 500, 1_000_000_000, 0])
 COUNTS = st.none() | st.sampled_from([-1, 1, 2, 0])
 SIZES = st.sampled_from([0, 1, 99, 400, 300_000_000, -1])
+DATA = st.sampled_from([b"", b"x", b"y" * 90, b"z" * 500, b"w" * 16_385])
 PARTITIONS = st.sampled_from([0, 0, 1, 2, 256])
 DATANODES = st.sampled_from(["dn1", "dn2", ""])
 MEMBERS = st.lists(
@@ -78,6 +79,7 @@ BODIES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "CommitKey": st.fixed_dictionaries(
         {"volume": VOLUMES, "bucket": BUCKETS, "key": KEYS, "session": BACK, "size": SIZES}
     ),
+    "PutKey": st.fixed_dictionaries({"volume": VOLUMES, "bucket": BUCKETS, "key": KEYS, "data": DATA}),
     "DeleteKey": st.fixed_dictionaries({"volume": VOLUMES, "bucket": BUCKETS, "key": KEYS}),
     "RenameKey": st.fixed_dictionaries({"volume": VOLUMES, "bucket": BUCKETS, "from_key": KEYS, "to_key": KEYS}),
     "CreatePipeline": st.fixed_dictionaries({"partition": PARTITIONS, "members": MEMBERS}),

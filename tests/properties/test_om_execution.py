@@ -26,6 +26,7 @@ SNAPSHOTS = st.sampled_from(["snap1"] * 3 + ["snap2", "1-x", "No"])
 PROPERTIES = st.dictionaries(st.sampled_from(["a", "b", ""]), st.sampled_from(["", "1", "ключ"]), max_size=2)
 CALLERS = st.sampled_from(["ann", "bob"])
 SIZES = st.sampled_from([0, 1, 99, 100, 101, 250, 700]) | st.integers(-1, 7000)
+DATA = st.sampled_from([b"", b"x", b"y" * 99, b"z" * 300, b"w" * 16_385])
 BYTE_QUOTAS = st.sampled_from([-1] * 6 + [100, 250, 500, 1000, 1000, 0, -7, (1 << 63) - 1])
 COUNT_QUOTAS = st.sampled_from([-1] * 5 + [1, 2, 3, 0])
 
@@ -163,6 +164,14 @@ class Execution(RuleBasedStateMachine):
             volume=volume, bucket=bucket, key=key, session_id=session.session_id, size=size + surplus, blocks=written
         )
         self.do(body)
+
+    @rule(
+        data=st.data(), key=st.sampled_from(["a", "b", "a/1023", "", ".snapshot/x"]), value=DATA,
+        replication=st.sampled_from(["RATIS/THREE"] * 5 + ["NONE"]), caller=CALLERS,
+    )  # fmt: skip
+    def put_small_key(self, data, key, value, replication, caller):
+        volume, bucket = self.place(data)
+        self.do(m.PutKey(volume=volume, bucket=bucket, key=key, data=value, replication=replication), caller)
 
     @rule(data=st.data(), key=KEYS)
     def delete_key(self, data, key):

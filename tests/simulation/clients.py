@@ -21,6 +21,7 @@ from schemas.records.messages import (
     DeleteKey,
     DeleteVolume,
     KeySession,
+    PutKey,
     RenameKey,
     RequestBody,
     Response,
@@ -44,6 +45,7 @@ SNAPSHOTS = ("snap1", "snap1", "snap1", "snap2", "snap2", "snap1", "snap3", "Sna
 DATANODES = ("dn1", "dn2", "dn3", "dn4")
 PARTITIONS = (0, 0, 0, 1, 1, 256)
 SIZES = (0, 1, 1000, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, 7, -1)
+INLINE_SIZES = (0, 1, 40, 1000, 7, 1, 16 * 1024, 16 * 1024 + 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,8 +100,10 @@ class Client:
             return (CreateVolume(volume=VOLUME), CreateBucket(volume=VOLUME, bucket=BUCKETS[0]))[self.begun]
         if kind < 7:
             return self._container(pick)
-        if kind < 40:
+        if kind < 33:
             return CreateKey(volume=VOLUME, bucket=bucket, key=key, size=SIZES[pick % len(SIZES)])
+        if kind < 40:
+            return PutKey(volume=VOLUME, bucket=bucket, key=key, data=bytes([pick % 251]) * INLINE_SIZES[pick % 8])
         if kind < 72 and self.sessions:
             place = pick % len(self.sessions)
             bucket, key, session = self.sessions[place]

@@ -26,7 +26,7 @@ from replicated_db.core.execution.shard_state import ShardState
 from replicated_db.core.ports import Entry
 from replicated_db.core.tables.column_families import RETRY_EXPIRY
 from schemas.codecs.codec import decode
-from schemas.column_families import DELETED_TABLE, KEY_TABLE, OM_COLUMN_FAMILIES, SNAPSHOT_TABLE
+from schemas.column_families import DELETED_TABLE, INLINE_TABLE, KEY_TABLE, OM_COLUMN_FAMILIES, SNAPSHOT_TABLE
 from schemas.records.datanode import PipelineRow
 from schemas.records.log import (
     LATE_MODE,
@@ -73,12 +73,13 @@ SEEDS = {name: xxh64_intdigest(name.encode(), 42) for name in OM_COLUMN_FAMILIES
 MASK = (1 << 64) - 1
 SIGN = 1 << 63
 
-HIGHEST_LEVEL = 7
+HIGHEST_LEVEL = 8
 OPERATORS_LEVEL = 2
 """From this level on operators have their commands; to restart digests and to raise the level they have at every one."""
 REQUEST_LEVELS = {
     "CreatePipeline": 3, "RetirePipeline": 3, "SetDatanodeState": 3, "PurgeBlocks": 3, "ExpireOpenKeys": 4,
     "DeleteSnapshot": 7, "RenameSnapshot": 7, "SetSnapshotProperty": 7, "PurgeSnapshots": 7,
+    "PutKey": 8,
 }  # fmt: skip
 """Levels that requests, and their modes, belong to."""
 CONTROL = (Members, FeatureLevel, Prepared, Mode)
@@ -376,7 +377,11 @@ class Truth:
         return sorted(found), [(found[slot] ^ SIGN) - SIGN for slot in sorted(found)]
 
     def check_model(self) -> None:
-        """Compare the rows with the model's objects: names, sizes, states, and what is left to be deleted."""
+        """Compare the rows with the model's objects: names, sizes, states, bytes, and what is left to be deleted."""
+        inline = {key: value for (family, key), value in self.rows.items() if family == INLINE_TABLE}
+        if inline != self.model.inline_rows():
+            raise Violation(f"inlineTable holds {inline}, and should hold {self.model.inline_rows()}")
+        self.seen["inline rows compared"] += len(inline)
         made: dict[str, Any] = {
             "keyTable": {}, "deletedTable": self.model.deleted, "pipelineTable": {},
             "snapshotTable": {

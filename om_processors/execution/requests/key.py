@@ -7,7 +7,8 @@ keyTable and ends the session. Where Ozone leaves a choice or a gap:
   creation time and owner from the old key (Ozone also keeps the object id, and has to invent another one for
   deletedTable).
 - deletedTable gets the blocks to reclaim: those of deleted and replaced keys and, under an id of their own with size 0,
-  those that were allocated and not committed. Keys without blocks vanish, as in Ozone.
+  those that were allocated and not committed. Keys without blocks vanish, as in Ozone, and the bytes of inline keys
+  (``put_key``) with them.
 - A session belongs to the bucket in which it was opened. Object ids ascend, so a session that is older than the bucket
   of its name was opened in a deleted bucket: KEY_NOT_FOUND. (Ozone would commit it into the new bucket.)
 - Committed blocks that were not allocated to the session are refused (Ozone drops them with a warning). Where there are
@@ -51,6 +52,7 @@ from schemas.records.messages import (
     DeleteKey,
     ExpireOpenKeys,
     KeySession,
+    PutKey,
     RenameKey,
 )
 from schemas.records.rows import BlockLocation, BucketInfo, KeyInfo
@@ -71,7 +73,8 @@ MAX_EXPIRED_ROWS = 500
 """Most rows of one ExpireOpenKeys: their operations must fit in a batch."""
 
 
-def _check_place(body: CreateKey | AllocateBlock | CommitKey | DeleteKey | RenameKey) -> None:
+def check_place(body: CreateKey | AllocateBlock | CommitKey | PutKey | DeleteKey | RenameKey) -> None:
+    """Raise OMError INVALID_VOLUME_NAME or INVALID_BUCKET_NAME for an illegal name."""
     check_volume_name(body.volume)
     check_bucket_name(body.bucket)
 
@@ -80,11 +83,16 @@ def _check_place(body: CreateKey | AllocateBlock | CommitKey | DeleteKey | Renam
 
 
 def _check_create(body: CreateKey) -> None:
-    _check_place(body)
+    check_place(body)
     check_new_key_name(body.key)
     if body.size < 0:
         raise OMError(INVALID_REQUEST, f"negative size {body.size} of key {shown(body.key)}")
-    if (size_bytes := _metadata_bytes(body.metadata)) > MAX_METADATA_BYTES:
+    check_kept(body)
+
+
+def check_kept(body: CreateKey | PutKey) -> None:
+    """Raise OMError INVALID_REQUEST for metadata or a replication that no key can have."""
+    if (size_bytes := metadata_bytes(body.metadata)) > MAX_METADATA_BYTES:
         raise OMError(
             INVALID_REQUEST,
             f"the metadata of key {shown(body.key)} has {size_bytes} bytes; at most {MAX_METADATA_BYTES} are allowed",
@@ -93,7 +101,8 @@ def _check_create(body: CreateKey) -> None:
         raise OMError(INVALID_REQUEST, f"replication {shown(body.replication)} is none of {', '.join(REPLICATIONS)}")
 
 
-def _metadata_bytes(metadata: Mapping[str, str]) -> int:
+def metadata_bytes(metadata: Mapping[str, str]) -> int:
+    """Return how many bytes names and values of metadata have in UTF-8."""
     return sum(len(text.encode()) for item in metadata.items() for text in item)
 
 
@@ -130,7 +139,7 @@ def _create(body: CreateKey, prepared: RequestPreparation, tx: RowTransaction) -
 
 
 def _check_allocate(body: AllocateBlock) -> None:
-    _check_place(body)
+    check_place(body)
     check_key_name(body.key)
 
 
@@ -168,7 +177,7 @@ def _session(tx: RowTransaction, bucket: BucketInfo, body: AllocateBlock | Commi
 
 
 def _check_commit(body: CommitKey) -> None:
-    _check_place(body)
+    check_place(body)
     check_key_name(body.key)
     if body.size < 0:
         raise OMError(INVALID_REQUEST, f"negative size {body.size} of key {shown(body.key)}")
@@ -205,16 +214,23 @@ def _commit(body: CommitKey, prepared: RequestPreparation, tx: RowTransaction) -
     tx.delete(OPEN_KEY_TABLE, open_row)
     tables.put_key(tx, row, info)
     if unused:
-        _retire(tx, replace(info, object_id=prepared.object_id, size=0, blocks=unused), prepared)
+        retire(tx, replace(info, object_id=prepared.object_id, size=0, blocks=unused), prepared)
+    succeed(tx, info, replaced, prepared)
+
+
+def succeed(tx: RowTransaction, info: KeyInfo, replaced: KeyInfo | None, prepared: RequestPreparation) -> None:
+    """Count a version of a key that was put in place of ``replaced``, if that is not None, and retire that one."""
     if replaced is None:
-        quota.add_key_usage(tx, volume, bucket_name, body.size, 1)
+        quota.add_key_usage(tx, info.volume, info.bucket, info.size, 1)
     else:
-        _retire(tx, replaced, prepared)
-        quota.add_key_usage(tx, volume, bucket_name, body.size - replaced.size, 0)
+        retire(tx, replaced, prepared)
+        quota.add_key_usage(tx, info.volume, info.bucket, info.size - replaced.size, 0)
 
 
-def _retire(tx: RowTransaction, info: KeyInfo, prepared: RequestPreparation) -> None:
-    """Leave a key's blocks, if it has any, in deletedTable."""
+def retire(tx: RowTransaction, info: KeyInfo, prepared: RequestPreparation) -> None:
+    """Remove the bytes of an inline key; leave a key's blocks, if it has any, in deletedTable."""
+    if info.inline:
+        tables.delete_inline(tx, info.object_id)
     if info.blocks:
         # Without the metadata, which nobody needs any more: it would make a commit twice as large as its CreateKey.
         metadata = info.metadata if tx.feature_level < SESSION_QUOTA else {}
@@ -225,7 +241,7 @@ def _retire(tx: RowTransaction, info: KeyInfo, prepared: RequestPreparation) -> 
 
 
 def _check_delete(body: DeleteKey) -> None:
-    _check_place(body)
+    check_place(body)
     check_key_name(body.key)
 
 
@@ -233,7 +249,7 @@ def _delete(body: DeleteKey, prepared: RequestPreparation, tx: RowTransaction) -
     tables.require_bucket(tx, body.volume, body.bucket)
     row, info = _key(tx, body, body.key)
     tx.delete(KEY_TABLE, row)
-    _retire(tx, info, prepared)
+    retire(tx, info, prepared)
     quota.add_key_usage(tx, body.volume, body.bucket, -info.size, -1)
 
 
@@ -250,7 +266,7 @@ def _key(tx: RowTransaction, body: DeleteKey | RenameKey, key: str) -> tuple[byt
 
 
 def _check_rename(body: RenameKey) -> None:
-    _check_place(body)
+    check_place(body)
     check_key_name(body.from_key)
     check_new_key_name(body.to_key)
 
@@ -289,7 +305,7 @@ def _expire(body: ExpireOpenKeys, prepared: RequestPreparation, tx: RowTransacti
         if info is not None and info.modification_time_ms < body.modified_before_ms:
             tx.delete(OPEN_KEY_TABLE, row)
             # Without the metadata, which nobody needs any more: even a row of the largest size must be able to expire.
-            _retire(tx, replace(info, size=0, metadata={}), prepared)
+            retire(tx, replace(info, size=0, metadata={}), prepared)
 
 
 HANDLERS: tuple[AnyHandler, ...] = (

@@ -5,6 +5,8 @@ Rules
     2. CommitKey is sent once. Until it has ended, nobody knows whether the key is committed. If the wait for its end is
        given up, nobody ever will: the fate is UNKNOWN, and calls raise OutcomeUnknown.
     3. The result of CommitKey is final, even if it arrives after the wait was told to end.
+    4. For a small key PutKey is what CommitKey is for others. One refusal of PutKey is no end: the cluster keeps no key
+       of this size in its tables. Then nothing was committed, and the writing goes on with datanodes.
 
 ================  ======================================  ================================================
 fate              what a call gets                        why
@@ -53,6 +55,7 @@ class FateEvent(Enum):
     COMMIT_SENT = "CommitKey is about to be sent"
     COMMIT_TAKEN = "CommitKey was answered: the key is visible"
     COMMIT_REFUSED = "CommitKey ended with an error"
+    PUT_ELSEWHERE = "the cluster does not keep the key in its tables: its bytes go to datanodes"
     FAILED = "a method raised, or another thread wants the writing to end"
     ABORTED = "the caller lets go of it"
 
@@ -61,15 +64,16 @@ _F, _E = KeyFate, FateEvent
 FATES: Mapping[KeyFate, Mapping[FateEvent, KeyFate]] = {
     _F.WRITING: {_E.COMMIT_SENT: _F.COMMITTING, _E.FAILED: _F.FAILED, _E.ABORTED: _F.ABORTED},
     _F.COMMITTING: {
-        _E.COMMIT_TAKEN: _F.COMMITTED, _E.COMMIT_REFUSED: _F.COMMIT_FAILED, _E.FAILED: _F.UNKNOWN,
-        _E.ABORTED: _F.ABORTED,
+        _E.COMMIT_TAKEN: _F.COMMITTED, _E.COMMIT_REFUSED: _F.COMMIT_FAILED, _E.PUT_ELSEWHERE: _F.WRITING,
+        _E.FAILED: _F.UNKNOWN, _E.ABORTED: _F.ABORTED,
     },
     _F.UNKNOWN: {
-        _E.COMMIT_TAKEN: _F.COMMITTED, _E.COMMIT_REFUSED: _F.COMMIT_FAILED, _E.FAILED: _F.UNKNOWN,
-        _E.ABORTED: _F.ABORTED,
+        _E.COMMIT_TAKEN: _F.COMMITTED, _E.COMMIT_REFUSED: _F.COMMIT_FAILED, _E.PUT_ELSEWHERE: _F.FAILED,
+        _E.FAILED: _F.UNKNOWN, _E.ABORTED: _F.ABORTED,
     },
     _F.ABORTED: {
-        _E.COMMIT_TAKEN: _F.COMMITTED, _E.COMMIT_REFUSED: _F.ABORTED, _E.FAILED: _F.ABORTED, _E.ABORTED: _F.ABORTED,
+        _E.COMMIT_TAKEN: _F.COMMITTED, _E.COMMIT_REFUSED: _F.ABORTED, _E.PUT_ELSEWHERE: _F.ABORTED,
+        _E.FAILED: _F.ABORTED, _E.ABORTED: _F.ABORTED,
     },
     _F.FAILED: {_E.FAILED: _F.FAILED, _E.ABORTED: _F.ABORTED},
     _F.COMMIT_FAILED: {_E.FAILED: _F.COMMIT_FAILED, _E.ABORTED: _F.ABORTED},
@@ -119,6 +123,10 @@ class FateOfKey:
         """Note the error of CommitKey."""
         self._move(FateEvent.COMMIT_REFUSED)
         self._error = error
+
+    def on_put_elsewhere(self) -> None:
+        """Note that PutKey was refused because the bytes belong on datanodes."""
+        self._move(FateEvent.PUT_ELSEWHERE)
 
     def on_failure(self, error: BaseException) -> None:
         """Note that a method raised, or is about to raise."""

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
+
 from om_processors.errors import OMError
 from om_processors.namespace import tables
 from om_processors.namespace.context import Result
 from om_processors.serving import queries
 from replicated_db.core.tables.merge import decode_int64
 from schemas.codecs.codec import decode, encode
-from schemas.column_families import DELETED_TABLE, KEY_TABLE, OPEN_KEY_TABLE, SNAPSHOT_TABLE, USAGE_TABLE
+from schemas.column_families import (
+    DELETED_TABLE,
+    INLINE_TABLE,
+    KEY_TABLE,
+    OPEN_KEY_TABLE,
+    SNAPSHOT_TABLE,
+    USAGE_TABLE,
+)
 from schemas.records import messages as m
 from tests.support.om.om_model import Model, Refusal
 from tests.support.om.om_world import World
@@ -67,7 +76,7 @@ class ModelledWorld:
                 assert [key["key"] for key in keys] == sorted(bucket.keys, key=str.encode)
                 assert not any(key["blocks"] for key in keys), "listed keys come without them"
                 for listed in keys:
-                    key = queries.key_info(view, entry["volume"], row["bucket"], listed["key"])
+                    key = queries.key_info(view, entry["volume"], row["bucket"], listed["key"], with_bytes=True)
                     expected = bucket.keys[key["key"]]
                     assert (
                         key["size"], key["owner"], len(key["blocks"]), key["creation_time_ms"],
@@ -76,7 +85,9 @@ class ModelledWorld:
                         expected.size, expected.owner, expected.blocks, expected.created_ms,
                         expected.modified_ms, expected.born << 8,
                     )  # fmt: skip
-                    assert sum(block["length"] for block in key["blocks"]) == key["size"]
+                    data = b64decode(key["data"]) if key["inline"] else b""
+                    assert (data, key["inline"]) == (expected.data, bool(expected.data))
+                    assert sum(block["length"] for block in key["blocks"]) + len(data) == key["size"]
 
     def assert_pipelines_and_datanodes(self) -> None:
         view, model = self.world.tables, self.model
@@ -98,6 +109,7 @@ class ModelledWorld:
     def assert_nothing_is_left_behind(self) -> None:
         rows = self.world.tables.tables
         assert len(rows[OPEN_KEY_TABLE]) == len(self.model.sessions)
+        assert rows[INLINE_TABLE] == self.model.inline_rows()
         buckets = sum(len(volume.buckets) for volume in self.model.volumes.values())
         assert len(rows[USAGE_TABLE]) == 2 * (len(self.model.volumes) + buckets)
         assert all(decode_int64(value) >= 0 for value in rows[USAGE_TABLE].values())
@@ -136,4 +148,4 @@ class ModelledWorld:
 
     def assert_every_row_is_encoded_one_way(self) -> None:
         for (cf, _), value in self.world.tables.rows().items():
-            assert cf == USAGE_TABLE or encode(decode(value)) == value
+            assert cf in (USAGE_TABLE, INLINE_TABLE) or encode(decode(value)) == value

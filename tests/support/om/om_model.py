@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 
 from schemas.records import messages as m
 
+INLINE = 16 * 1024
+"""Most bytes of an inline key."""
 BLOCK = 100
 """Size of a block in the tests that execute requests without a service."""
 PREALLOCATED = 64
@@ -30,6 +32,8 @@ class Key:
     created_ms: int
     modified_ms: int
     born: int
+    data: bytes = b""
+    """The bytes of an inline key."""
 
 
 @dataclass
@@ -121,9 +125,10 @@ class Model:
         """Rows of deletedTable, by their key: how many blocks each leaves to be deleted."""
         self.retired: dict[bytes, Retired] = {}
         """The same rows: what they were."""
-        self.level = 7
+        self.level = 8
         """What the shard may do: pipelines and datanodes from level 3 on, open keys expire from level 4 on, a quota bounds what is allocated from
-        level 5 on, pipelines are opened again from level 6 on, buckets have snapshots from level 7 on."""
+        level 5 on, pipelines are opened again from level 6 on, buckets have snapshots from level 7 on, keys are inline from level 8
+        on."""
         self.pipelines: dict[int, tuple[list[str], str, int]] = {}
         self.datanodes: dict[str, str] = {}
 
@@ -423,6 +428,24 @@ class Model:
             session.key.born,
         )
         del self.sessions[body.volume, body.bucket, body.session_id]
+
+    def PutKey(self, body: m.PutKey, caller: str, index: int, now_ms: int) -> None:
+        refuse_unless(body.key != "" and not (body.key + "/").startswith(".snapshot/"), "INVALID_KEY_NAME")
+        refuse_unless(body.replication == "RATIS/THREE", "INVALID_REQUEST")
+        refuse_unless(len(body.data) <= INLINE, "INLINE_TOO_LARGE")
+        self.needs(8)
+        bucket, size = self.bucket(body), len(body.data)
+        self.fits(bucket, body.key, size)
+        replaced = bucket.keys.get(body.key)
+        owner, created_ms = (replaced.owner, replaced.created_ms) if replaced else (caller, now_ms)
+        if replaced:
+            self.retire(body, replaced.born, replaced.blocks, index)
+        bucket.keys[body.key] = Key(size, owner, 0, created_ms, now_ms, index, body.data)
+
+    def inline_rows(self) -> dict[bytes, bytes]:
+        """Return what inlineTable holds."""
+        keys = (key for its in self.volumes.values() for one in its.buckets.values() for key in one.keys.values())
+        return {str(key.born << 8).encode(): key.data for key in keys if key.data}
 
     def DeleteKey(self, body: m.DeleteKey, caller: str, index: int, now_ms: int) -> None:
         bucket = self.bucket(body)

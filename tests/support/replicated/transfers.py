@@ -88,6 +88,8 @@ class RocksNode:
     replica: Replica = field(init=False)
     store: RocksStore = field(init=False)
     notes: list[str] = field(default_factory=list)
+    blobs: tuple[str, ...] = ()
+    """Families whose large values lie in blob files."""
 
     def __post_init__(self) -> None:
         self.open()
@@ -101,7 +103,7 @@ class RocksNode:
         return Identity(cluster=self.cluster, shard=0, shards=1, node=self.name)
 
     def open(self) -> RocksNode:
-        self.store = RocksStore(self.database, FAMILIES.names)
+        self.store = RocksStore(self.database, FAMILIES.names, blobs=self.blobs)
         self.replica = Replica(self.identity, FAMILIES, self.store, threading.RLock())
         if self.replica.position.offset < 0:
             self.replica.adopt_topic(self.log.topic_id(), None)

@@ -303,7 +303,7 @@ class World:
         self.om = OmNode(self.cluster, self)
         given = {
             "flush_bytes": 256 * KIB, "client_buffer_bytes": 512 * KIB, "window_bytes": 256 * KIB,
-            "watch_timeout_ms": 300, "commit_timeout_ms": 3_000,
+            "watch_timeout_ms": 300, "commit_timeout_ms": 3_000, "inline_bytes": 0,
         }  # fmt: skip
         self.options = StreamOptions(**{**given, **options})
         pipeline, _ = pipeline_to(self.cluster, Policy())

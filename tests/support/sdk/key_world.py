@@ -21,7 +21,7 @@ from tests.support.sdk.datanodes import BlockCluster, OmNode
 from tests.support.sdk.memory import pipeline_to
 
 KIB, MIB = 1024, 1024 * 1024
-OPTIONS = StreamOptions(flush_bytes=MIB, client_buffer_bytes=4 * MIB, watch_timeout_ms=2_000)
+OPTIONS = StreamOptions(flush_bytes=MIB, client_buffer_bytes=4 * MIB, watch_timeout_ms=2_000, inline_bytes=0)
 BLOCKS_PER_WORLD = 100_000
 _worlds = count(1)
 

@@ -15,9 +15,11 @@ from producers.requests.core.calls import Call, Policy
 from producers.requests.engine import RequestEngine, RequestSettings
 from schemas.codecs import codec
 from schemas.column_families import BUCKET_TABLE, KEY_TABLE, VOLUME_TABLE
+from schemas.features import LATEST
 from schemas.records.messages import AllocateBlock, CommitKey, Request, Response
 from schemas.records.rows import BucketInfo, KeyInfo, VolumeInfo
 from schemas.result_codes import OK
+from schemas.small_objects import DEFAULT_INLINE_BYTES
 from tests.support.local.secret import SECRET
 from tests.support.om.dict_transaction import DictTables, DictTransaction
 from tests.support.om.om_world import request_of
@@ -34,6 +36,8 @@ class MemoryCluster:
 
     datanodes = False
     block_bytes = BLOCK_BYTES
+    inline_bytes = DEFAULT_INLINE_BYTES
+    level = LATEST
 
     def __init__(self, shards=2):
         self.shards = shards
@@ -69,7 +73,7 @@ class MemoryCluster:
         given = Allocation(pipelines=tuple(enumerate(self.pipelines())), closed_containers=frozenset(), generations={})
         contexts = Contexts(
             shard=0, shards=1, pipelines=tuple(name for _, name in given.pipelines), block_bytes=self.block_bytes,
-            choose=(lambda: given) if self.datanodes else None,
+            choose=(lambda: given) if self.datanodes else None, inline_bytes=self.inline_bytes,
         )  # fmt: skip
         request = request_of(lengthened(body))
         prepared = pre_execute(request, contexts.at(self.index, self.index))
@@ -77,6 +81,7 @@ class MemoryCluster:
             excluded = body.excluded_pipelines if isinstance(body, AllocateBlock) else []
             prepared = replace(prepared, blocks=[self.place(block, excluded) for block in prepared.blocks])
         transaction = DictTransaction(self.tables, self.index)
+        transaction.feature_level = self.level
         result = apply_request(prepared, transaction)
         transaction.commit()
         return result

@@ -2,10 +2,12 @@
 
 import json
 import threading
+from base64 import b64encode
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from om_processors.namespace import tables
 from schemas.records.rows import KeyInfo
 from tests.support.sdk.memory import MemoryCluster
 
@@ -73,7 +75,13 @@ class Node:
                 rows = {k: row for (v, b, k), row in self.cluster.keys.items() if (v, b) == (volume, bucket)}
                 return page(rows, query)
             case [volume, "buckets", bucket, "key"]:
-                return info(self.cluster.keys.get((volume, bucket, query["name"])))
+                found = info(row := self.cluster.keys.get((volume, bucket, query["name"])))
+                return found if query.get("bytes") != "true" or found is None else found | {"data": self.bytes_of(row)}
+
+    def bytes_of(self, row):
+        """Return an inline key's bytes in base64, None for another key."""
+        data = tables.get_inline(self.cluster.tables, row)
+        return None if data is None else b64encode(data).decode()
 
 
 def info(row):

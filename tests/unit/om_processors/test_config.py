@@ -11,6 +11,7 @@ from om_processors import startup
 from om_processors.config import NodeConfig
 from replicated_db.shell.startup import Topics, WrongSetting
 from schemas.sharding import MAX_PIPELINES
+from schemas.small_objects import MAX_INLINE_BYTES
 from schemas.topics import OM_AUDIT, OM_LOG, OM_REJECTED, OM_REQUESTS, OM_RESPONSES
 from tests.support.local.secret import SECRET
 
@@ -33,6 +34,8 @@ def config(**more: Any) -> NodeConfig:
         ({"node": "om3"}, "node 'om3' is not one of replicas om1, om2"),
         ({"pipelines": ()}, "pipelines: at least one is needed"),
         ({"pipelines": ("p",) * (MAX_PIPELINES + 1)}, f"pipelines: {MAX_PIPELINES + 1}, more than {MAX_PIPELINES}"),
+        ({"inline_bytes": -1}, "inline_bytes: -1 is not in 0..262144"),
+        ({"inline_bytes": MAX_INLINE_BYTES + 1}, "inline_bytes: 262145 is not in 0..262144"),
         ({"log_level": "LOUD"}, "log_level must be one of DEBUG, INFO, WARNING, ERROR, not 'LOUD'"),
     ],
 )
@@ -47,6 +50,7 @@ def test_what_a_node_does_unless_it_is_told():
     assert found.address == "host:22"
     assert (found.peers, found.node_addresses) == ((), ())
     assert (found.bootstrap_bytes_per_s, found.trim_log_after_ms) == (0, 0), "no bound, and nothing is trimmed"
+    assert found.inline_bytes == 16 * 1024
 
 
 @pytest.mark.parametrize("wrong", [None, OM_REQUESTS, OM_LOG])

@@ -20,9 +20,11 @@ from schemas.records.messages import (
     CreateVolume,
     ExpireOpenKeys,
     PurgeBlocks,
+    PutKey,
     Request,
     RequestBody,
 )
+from schemas.records.rows import KeyInfo
 
 HISTORY = Path(schemas.__file__).parent / "history"
 GENESIS = Genesis(
@@ -45,8 +47,8 @@ def test_every_version_of_every_schema_has_a_level(folder: Path):
     assert features.version_at(folder.name, features.LATEST) == released
 
 
-def test_only_requests_without_a_volume_and_those_of_snapshots_are_tied_to_a_level():
-    assert set(features.COMMANDS) <= {*SHARD_COMMANDS, *FLEET_REQUESTS, *LEADER_REQUESTS, *SNAPSHOT_REQUESTS}
+def test_only_later_requests_are_tied_to_a_level():
+    assert set(features.COMMANDS) <= {*SHARD_COMMANDS, *FLEET_REQUESTS, *LEADER_REQUESTS, *SNAPSHOT_REQUESTS, PutKey}
     assert features.level_of_command(CreateVolume(volume="v")) == features.INITIAL
 
 
@@ -74,7 +76,7 @@ def request(body: RequestBody) -> Request:
 def test_until_finalize_older_software_reads_the_requests_of_the_log(body: RequestBody):
     """What a RequestBatch holds at a level is written with that level's schema."""
     level = features.level_of_command(body)
-    for at, version in ((level, features.version_at("Request", level)), (features.LATEST, 5)):
+    for at, version in ((level, features.version_at("Request", level)), (features.LATEST, 6)):
         value = encode_at(request(body), at)
         assert value[2:10] == registry.version("Request", version).fingerprint
         assert decode(value) == request(body)
@@ -91,6 +93,26 @@ def test_the_levels_before_changed_nothing_else():
     """OPEN_KEY_EXPIRY brought a request and no more: all that DATANODES writes but requests stays as it is."""
     brought = {name for name, levels in features.VERSIONS.items() if features.OPEN_KEY_EXPIRY in levels}
     assert brought == {"Request"}
+
+
+def test_small_objects_are_of_their_own_level():
+    put = request(PutKey(volume="v", bucket="b", key="k", data=b"bytes", metadata={"a": "b"}))
+    assert features.level_of_command(put.body) == features.level_of_type("PutKey") == features.SMALL_OBJECTS
+    assert decode(encode_at(put, features.SMALL_OBJECTS)) == put
+    with pytest.raises(Unencodable):
+        encode_at(put, features.SNAPSHOTS)
+    brought = {name for name, levels in features.VERSIONS.items() if features.SMALL_OBJECTS in levels}
+    assert brought == {"KeyInfo", "Request"}
+
+
+def test_rows_of_keys_of_earlier_levels_are_not_inline():
+    info = KeyInfo(
+        volume="v", bucket="b", key="k", owner="o", object_id=1, update_id=2, size=3, replication="RATIS/THREE",
+        blocks=[], metadata={}, creation_time_ms=4, modification_time_ms=5,
+    )  # fmt: skip
+    for level in range(features.INITIAL, features.SMALL_OBJECTS):
+        assert decode(encode_at(info, level)) == info
+    assert decode(encode(replace(info, inline=True))).inline
 
 
 def test_an_unknown_version():

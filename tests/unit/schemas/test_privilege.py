@@ -28,7 +28,7 @@ def test_operators_leaders_and_the_fleets_requests_are_privileged_and_no_others(
     names = {body.__name__ for body in get_args(RequestBody) if body not in PRIVILEGED}
     assert names == {
         "CreateVolume", "SetVolumeProperty", "DeleteVolume", "CreateBucket", "SetBucketProperty", "DeleteBucket", "CreateKey",
-        "AllocateBlock", "CommitKey", "DeleteKey", "RenameKey", "CreateSnapshot", "DeleteSnapshot",
+        "AllocateBlock", "CommitKey", "PutKey", "DeleteKey", "RenameKey", "CreateSnapshot", "DeleteSnapshot",
         "RenameSnapshot", "SetSnapshotProperty",
     }  # fmt: skip
 

@@ -147,7 +147,7 @@ def test_schemas_live_in_the_module_of_their_folder():
 def test_column_families_are_the_contract():
     assert OM_COLUMN_FAMILIES == (
         "retryTable", "volumeTable", "bucketTable", "keyTable", "openKeyTable", "deletedTable", "usageTable",
-        "pipelineTable", "datanodeTable", "snapshotTable",
+        "pipelineTable", "datanodeTable", "snapshotTable", "inlineTable",
     )  # fmt: skip
     assert OM_COLUMN_FAMILIES[0] == RETRY_TABLE
     assert BUCKETS == 256

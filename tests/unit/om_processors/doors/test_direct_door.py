@@ -23,7 +23,8 @@ from schemas.door.frames import MAX_READ_KEYS, UPGRADE, DoorFrame, DoorFrames, D
 from schemas.door.talk import DoorRole, DoorState, DoorTalk
 from schemas.records.datanode import StreamError
 from schemas.records.door import DoorLeaders, DoorRead, DoorRows
-from schemas.records.messages import CreateVolume, Requests, Response
+from schemas.records.messages import CreateVolume, PutKey, Requests, Response
+from schemas.records.rows import KeyInfo
 from tests.support.om.door_site import DoorSite
 from tests.support.om.om_world import request_of
 
@@ -379,3 +380,40 @@ def test_rows_have_a_limit(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
     assert found_rows(view, read, 0, 5).index == 5, "one row is always sent"
     two = DoorRead(consistency="stale", index=0, volume="vol1", bucket="bucket1", keys=["a", "a"])
     assert found_rows(view, two, 0, 5).message == "the rows of 2 keys have over 10 bytes"
+
+
+# -- bytes of inline keys ----------------------------------------------------------------------------------------------
+
+
+def _read(keys: list[str], *, with_bytes: bool = True) -> DoorRead:
+    return DoorRead(consistency="stale", index=0, volume="vol1", bucket="bucket1", keys=keys, with_bytes=with_bytes)
+
+
+def test_bytes_come_with_their_rows(site: DoorSite):
+    site.add_key("blocks")
+    for key, data in (("a", b"bytes"), ("empty", b"")):
+        site.world.do(PutKey(volume="vol1", bucket="bucket1", key=key, data=data))
+    _, view = site.moment()
+    found = found_rows(view, _read(["a", "none", "blocks", "empty", "a"]), 0, 5)
+    assert found.data == [b"bytes", None, None, None, b"bytes"]
+    assert [row is None for row in found.rows] == [False, True, False, False, False]
+    assert found_rows(view, _read(["a"], with_bytes=False), 0, 5).data == []
+
+
+def test_bytes_come_over_the_wire(site: DoorSite):
+    site.world.do(PutKey(volume="vol1", bucket="bucket1", key="a", data=bytes(range(256))))
+    with Peer(site) as peer:
+        peer.sock.sendall(door_frame(DoorKind.READ, encode(_read(["a"])), number=9))
+        rows = decode_as(DoorRows, peer.hear(DoorKind.ROWS).payload)
+    assert rows.data == [bytes(range(256))]
+    assert decode_as(KeyInfo, rows.rows[0] or b"").inline
+
+
+def test_bytes_count_in_the_limit_of_an_answer(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
+    for key in "ab":
+        site.world.do(PutKey(volume="vol1", bucket="bucket1", key=key, data=bytes(1000)))
+    _, view = site.moment()
+    monkeypatch.setattr("om_processors.doors.door_lookups.MAX_ROWS_BYTES", 1500)
+    assert found_rows(view, _read(["a"]), 0, 5).data == [bytes(1000)]
+    assert found_rows(view, _read(["a", "b"]), 0, 5).message == "the rows of 2 keys have over 1500 bytes"
+    assert found_rows(view, _read(["a", "b"], with_bytes=False), 0, 5).status == "OK"

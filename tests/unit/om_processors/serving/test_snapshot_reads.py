@@ -1,6 +1,7 @@
 """Reads through ``.snapshot/NAME/``, and of snapshots, on real checkpoints."""
 
 import shutil
+from base64 import b64decode
 
 import pytest
 
@@ -13,6 +14,7 @@ from schemas.records.messages import (
     CreateBucket,
     DeleteKey,
     PurgeSnapshots,
+    PutKey,
     RenameKey,
     RenameSnapshot,
     SetSnapshotProperty,
@@ -247,3 +249,33 @@ def test_a_read_that_is_refused_leaves_no_view_of_the_database_open(node, monkey
     for view in views:
         with pytest.raises(StoreFailure):
             view.get(BUCKET_TABLE, b"")
+
+
+def put(node, key, data):
+    node.do(PutKey(volume="vol1", bucket="bucket1", key=key, data=data))
+
+
+def test_bytes_of_an_inline_key_come_if_they_are_asked_for(node):
+    put(node, "small", bytes(range(256)))
+    status, body = node.get("key", name="small", bytes="true")
+    assert (status, body["inline"], body["blocks"], body["size"]) == (200, True, [], 256)
+    assert b64decode(body["data"]) == bytes(range(256))
+    assert "data" not in node.get("key", name="small")[1]
+    assert node.get("key", name="a", bytes="true")[1]["data"] is None, "its bytes are in blocks"
+    assert all("data" not in entry for entry in node.get("keys")[1]["entries"])
+
+
+def test_bytes_of_an_inline_key_in_a_snapshot_are_those_of_then(node):
+    put(node, "small", b"then")
+    put(node, "gone", b"gone since")
+    node.snapshot("snap1")
+    put(node, "small", b"now")
+    node.do(DeleteKey(volume="vol1", bucket="bucket1", key="gone"))
+
+    def data(name):
+        return b64decode(node.get("key", name=name, bytes="true")[1]["data"])
+
+    assert data("small") == b"now"
+    assert data(".snapshot/snap1/small") == b"then"
+    assert data(".snapshot/snap1/gone") == b"gone since"
+    assert "data" not in node.get("key", name=".snapshot/snap1/small")[1]

@@ -9,6 +9,7 @@ from producers.bulk.ingest import ingest_contents
 from producers.bulk.listing import SHA256
 from producers.bulk.read_back import read_back
 from producers.bulk.tree_layout import TreeLayout
+from schemas.column_families import INLINE_TABLE
 from tests.support.sdk.datanodes import KIB, World
 
 LAYOUT = TreeLayout(prefix="tree", volumes=1)
@@ -81,3 +82,19 @@ def test_illegal_numbers_are_refused(world, tree, writers):
         ingest_contents(world.client, tree, writers=writers)
     with pytest.raises(ValueError, match=f"readers must be at least 1, not {writers}"):
         read_back(world.client, LAYOUT, readers=writers)
+
+
+def test_inline_keys_are_read_once(tmp_path, tree):
+    world = World(tmp_path / "world", pipelines=2, inline_bytes=16 * KIB)
+    ingest_contents(world.client, tree, layout=LAYOUT, writers=3)
+    found = read_back(world.client, LAYOUT)
+    assert (found.keys, found.inline, found.replicas) == (5, 2, 2 + 3 * 2)
+    assert (found.wrong_replicas, found.fewest_replicas) == (0, 3)
+    (row,) = [row for row, data in world.cluster.tables.tables[INLINE_TABLE].items() if len(data) == 10]
+    world.cluster.tables.tables[INLINE_TABLE][row] = b"other byte"
+    (wrong,) = read_back(world.client, LAYOUT).wrong
+    assert wrong.path.endswith("/left/e.bin")
+    del world.cluster.tables.tables[INLINE_TABLE][row]
+    (wrong,) = read_back(world.client, LAYOUT).wrong
+    assert "found no bytes" in wrong.reason
+    world.close()

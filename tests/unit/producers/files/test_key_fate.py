@@ -35,6 +35,7 @@ STEPS: dict[FateEvent, Callable[[FateOfKey], None]] = {
     E.COMMIT_SENT: lambda fate: fate.on_commit_sent(),
     E.COMMIT_TAKEN: lambda fate: fate.on_commit_taken(),
     E.COMMIT_REFUSED: lambda fate: fate.on_commit_refused(ANSWER),
+    E.PUT_ELSEWHERE: lambda fate: fate.on_put_elsewhere(),
     E.FAILED: lambda fate: fate.on_failure(SECOND),
     E.ABORTED: lambda fate: fate.on_abort(),
 }
@@ -50,31 +51,31 @@ WAYS: dict[KeyFate, tuple[FateEvent, ...]] = {
 EXPECTED: dict[KeyFate, dict[FateEvent, KeyFate | type[Exception]]] = {
     F.WRITING: {
         E.COMMIT_SENT: F.COMMITTING, E.COMMIT_TAKEN: WRONG, E.COMMIT_REFUSED: WRONG, E.FAILED: F.FAILED,
-        E.ABORTED: F.ABORTED,
+        E.ABORTED: F.ABORTED, E.PUT_ELSEWHERE: WRONG,
     },
     F.COMMITTING: {
         E.COMMIT_SENT: WRONG, E.COMMIT_TAKEN: F.COMMITTED, E.COMMIT_REFUSED: F.COMMIT_FAILED, E.FAILED: F.UNKNOWN,
-        E.ABORTED: F.ABORTED,
+        E.ABORTED: F.ABORTED, E.PUT_ELSEWHERE: F.WRITING,
     },
     F.COMMITTED: {
         E.COMMIT_SENT: ClientClosed, E.COMMIT_TAKEN: WRONG, E.COMMIT_REFUSED: WRONG, E.FAILED: F.COMMITTED,
-        E.ABORTED: F.COMMITTED,
+        E.ABORTED: F.COMMITTED, E.PUT_ELSEWHERE: WRONG,
     },
     F.ABORTED: {
         E.COMMIT_SENT: ClientClosed, E.COMMIT_TAKEN: F.COMMITTED, E.COMMIT_REFUSED: F.ABORTED, E.FAILED: F.ABORTED,
-        E.ABORTED: F.ABORTED,
+        E.ABORTED: F.ABORTED, E.PUT_ELSEWHERE: F.ABORTED,
     },
     F.FAILED: {
         E.COMMIT_SENT: DatanodeError, E.COMMIT_TAKEN: WRONG, E.COMMIT_REFUSED: WRONG, E.FAILED: F.FAILED,
-        E.ABORTED: F.ABORTED,
+        E.ABORTED: F.ABORTED, E.PUT_ELSEWHERE: WRONG,
     },
     F.COMMIT_FAILED: {
         E.COMMIT_SENT: NotFound, E.COMMIT_TAKEN: WRONG, E.COMMIT_REFUSED: WRONG, E.FAILED: F.COMMIT_FAILED,
-        E.ABORTED: F.ABORTED,
+        E.ABORTED: F.ABORTED, E.PUT_ELSEWHERE: WRONG,
     },
     F.UNKNOWN: {
         E.COMMIT_SENT: OutcomeUnknown, E.COMMIT_TAKEN: F.COMMITTED, E.COMMIT_REFUSED: F.COMMIT_FAILED,
-        E.FAILED: F.UNKNOWN, E.ABORTED: F.ABORTED,
+        E.FAILED: F.UNKNOWN, E.ABORTED: F.ABORTED, E.PUT_ELSEWHERE: F.FAILED,
     },
 }  # fmt: skip
 

@@ -54,6 +54,10 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
         {"session_id": 1, "size": 5, "blocks": [BLOCK]},
         NAMES | {"session_id": NO_COUNT, "size": NO_COUNT, "blocks": (*NO_LIST, [1])},
     ),
+    "put_key": (
+        {"data": b"x"},
+        NAMES | {"data": (None, 1, "x", bytearray(b"x"), [b"x"]), "replication": NO_TEXT, "metadata": NO_METADATA},
+    ),
     "delete_key": ({}, NAMES),
     "rename_key": (
         {"from_key": "k", "to_key": "l"},
@@ -254,6 +258,7 @@ TAKEN: dict[str, dict[str, tuple[Any, ...]]] = {
     "create_key": {"size": (0, MOST), "metadata": (None, {}, {"a": "b"})},
     "allocate_block": {"session_id": (0, MOST), "excluded_pipelines": ([], ("p",))},
     "commit_key": {"session_id": (0, MOST), "size": (0, MOST), "blocks": ([],)},
+    "put_key": {"data": (b"", b"x"), "metadata": (None, {}, {"a": "b"})},
     "log_digest_base": {
         "shard": (0, 1023), "index": (0, MOST), "slots": ([], [0, (1 << 31) - 1]), "sums": ([], [-MOST - 1, MOST]),
         "force": (True, False),
@@ -280,7 +285,7 @@ def test_what_is_just_within_the_limits_is_taken(method, argument, value):
 def defaults(method):
     """Return arguments of a request that are right."""
     words = {
-        "session_id": 1, "size": 1, "blocks": [], "metadata": None, "excluded_pipelines": [], "shard": 1, "index": 1,
+        "session_id": 1, "size": 1, "blocks": [], "data": b"x", "metadata": None, "excluded_pipelines": [], "shard": 1, "index": 1,
         "slots": [1], "sums": [1], "force": False, "quota_in_bytes": -1, "quota_in_namespace": -1,
     }  # fmt: skip
     return {name: words.get(name, name) for name in inspect.signature(getattr(bodies, method)).parameters}

@@ -42,6 +42,7 @@ from replicated_db.shell.bootstrap.transfer_desk import (
     TransferRefused,
     transfers_folder,
 )
+from replicated_db.shell.rocks import BLOB_BYTES
 from replicated_db.shell.startup import check_beginning, check_replica
 from schemas.records.messages import Evidence
 from tests.support.local.secret import SECRET
@@ -100,6 +101,25 @@ def assert_equal(node: RocksNode, source: RocksNode) -> None:
 
 
 # What is installed.
+
+
+def test_blob_files_come_along(tmp_path: Path):
+    log = Log()
+    log.write(300, size=2 * BLOB_BYTES, checkpoint="snapshot-1")
+    source = RocksNode(tmp_path / "with-blobs", log.log, "n1", blobs=FAMILIES.names).catch_up()
+    source.store.write_files()
+    assert list(source.database.glob("*.blob"))
+    empty = RocksNode(tmp_path / "fresh", log.log, "n2", blobs=FAMILIES.names)
+    log.log.trim(20)
+    with serving(source.desk(), "n1") as peer:
+        empty.install(peer)
+    assert {path.name for path in empty.database.glob("*.blob")} == {
+        path.name for path in source.database.glob("*.blob")
+    }
+    log.write(20, size=2 * BLOB_BYTES)
+    assert_equal(empty, source)
+    for node in (source, empty):
+        node.close()
 
 
 def test_an_empty_replica_gets_all(source: RocksNode, asker: RocksNode, log: Log):

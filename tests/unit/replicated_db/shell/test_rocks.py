@@ -11,12 +11,14 @@ import pytest
 
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.rocks import (
+    BLOB_BYTES,
     MAX_OPEN_FILES,
     MAX_WAL_BYTES,
     MEMTABLE_BLOOM_SHARE,
     WRITE_BUFFERS_BYTES,
     RocksReader,
     RocksStore,
+    _compact,
 )
 
 FAMILIES = ("one", "two")
@@ -135,3 +137,54 @@ def test_a_checkpoint_whose_files_cannot_be_removed_is_gone_all_the_same(
     store.checkpoint("one")
     assert store.checkpoint_names() == ["one"]
     store.close()
+
+
+# Blob files.
+
+
+def blobs_of(path: Path) -> list[str]:
+    return sorted(file.name for file in path.glob("*.blob"))
+
+
+def test_large_values_of_named_families_lie_in_blob_files(tmp_path: Path):
+    path = tmp_path / "shard-0"
+    store = RocksStore(path, FAMILIES, blobs=("two",))
+    large, small = {b"%d" % n: os.urandom(BLOB_BYTES) for n in range(50)}, {b"s%d" % n: b"x" * 99 for n in range(50)}
+    store.write([("one", key, value) for key, value in large.items()])
+    store.write_files()
+    assert blobs_of(path) == [], "this family has none"
+    store.write([("two", key, value) for key, value in (large | small).items()])
+    store.write_files()
+    assert len(blobs_of(path)) == 1
+    blob = path / blobs_of(path)[0]
+    assert 50 * BLOB_BYTES < blob.stat().st_size < 51 * BLOB_BYTES, "small values are not there"
+    store.checkpoint("kept")
+    snapshot = store.snapshot()
+    assert dict(store.iterate("two", b"")) == dict(snapshot.iterate("two", b"")) == large | small
+    assert store.get("two", b"7") == snapshot.get("two", b"7") == large[b"7"]
+    snapshot.close()
+    store.write([("two", key, None) for key in large])
+    store.write_files()
+    _compact(store._tables["two"])
+    assert blobs_of(path) == [], "what nobody refers to is removed"
+    assert dict(store.iterate("two", b"")) == small
+    store.close()
+    reader = RocksReader(tmp_path / "shard-0.checkpoints" / "kept", FAMILIES)
+    assert dict(reader.iterate("two", b"")) == large | small
+    reader.close()
+
+
+def test_a_database_with_blob_files_opens_without_that_option(tmp_path: Path):
+    path = tmp_path / "shard-0"
+    store = RocksStore(path, FAMILIES, blobs=("two",))
+    store.write([("two", b"in a file", bytes(BLOB_BYTES))])
+    store.write_files()
+    store.write([("two", b"in the write-ahead log", bytes(BLOB_BYTES))])
+    store.close()
+    again = RocksStore(path, FAMILIES)
+    again.write([("two", b"new", bytes(BLOB_BYTES))])
+    again.write_files()
+    assert [key for key, value in again.iterate("two", b"") if value == bytes(BLOB_BYTES)] == [
+        b"in a file", b"in the write-ahead log", b"new",
+    ]  # fmt: skip
+    again.close()

@@ -56,6 +56,7 @@ ANOTHER = {
     "datanode_reserve_bytes": "0",
     "container_bytes": "1048576",
     "block_bytes": "65536",
+    "inline_bytes": "4096",
     "datanode_timeout_ms": "1000",
     "open_key_expire_threshold_ms": "1000",
     "commit_way": "3",

@@ -1,0 +1,44 @@
+"""Up to which size a client puts keys into the nodes' tables, as far as refusals have told it. Pure.
+
+The client has a limit of its own (``StreamOptions.inline_bytes``), the cluster another one, which may be lower, and a
+cluster that is not finalized takes no PutKey at all. A refusal costs a request, and the key is then written to
+datanodes. So a client remembers a refusal, and asks again ASK_AGAIN_S later: the cluster may have been finalized.
+"""
+
+from __future__ import annotations
+
+from schemas.result_codes import (
+    INLINE_TOO_LARGE,
+    NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION,
+    REQUEST_TOO_LARGE,
+)
+
+ASK_AGAIN_S = 60.0
+"""How long a client remembers that the cluster refused a PutKey."""
+TO_DATANODES = frozenset({INLINE_TOO_LARGE, NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION, REQUEST_TOO_LARGE})
+"""Codes of a refused PutKey whose bytes can be written to datanodes."""
+
+
+class InlineLimit:
+    """What one client knows; any thread may ask and tell it."""
+
+    def __init__(self) -> None:
+        self._refused: tuple[int, float] | None = None
+        """The largest size that may still be taken, and until when that is remembered."""
+
+    def bytes_at(self, wanted_bytes: int, now_s: float) -> int:
+        """Return the most bytes of a key that is put into the tables, ``wanted_bytes`` at most; 0 = none is.
+
+        >>> limit = InlineLimit()
+        >>> limit.on_refused(INLINE_TOO_LARGE, 5000, 1.0)
+        >>> limit.bytes_at(16384, 2.0), limit.bytes_at(16384, 62.0)
+        (4999, 16384)
+        """
+        if self._refused is None or now_s >= self._refused[1]:
+            return wanted_bytes
+        return min(wanted_bytes, self._refused[0])
+
+    def on_refused(self, status: str, size_bytes: int, now_s: float) -> None:
+        """Note that a key of ``size_bytes`` was refused with one of TO_DATANODES."""
+        most = 0 if status == NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION else max(size_bytes - 1, 0)
+        self._refused = most, now_s + ASK_AGAIN_S

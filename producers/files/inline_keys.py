@@ -1,0 +1,225 @@
+"""Small keys whose bytes are in the nodes' tables (docs/small-objects.md): writing them, and reading what came.
+
+What belongs here: the choice between PutKey and datanodes, which is made by what was written. The rules:
+
+1. The first bytes of a file are held, up to a limit. If the file is closed before there are more, one PutKey makes the
+   key. Nothing was asked before, so what CreateKey would refuse at once (a bucket that is missing, a name) is raised by
+   ``close``.
+2. With the first byte beyond the limit, and with the first flush or hsync, the key is opened as any other, and what was
+   held is written to datanodes first.
+3. A PutKey that the cluster refuses because its tables take no key of this size goes the way of rule 2 and is then
+   committed: the caller sees no difference (``core/inline_limit``).
+4. One fate holds for both ways (``core/key_fate``): a failure lasts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from producers.blocks.stream_options import StreamOptions
+from producers.errors import WRITE_FAILED, RequestFailed, RetryableError, StratologError
+from producers.files.core.inline_limit import TO_DATANODES
+from producers.files.key_streams import KeyStreams
+from producers.files.key_writer import BegunKey, KeyWriter, Requester, WriteStatistics
+from schemas.records.messages import PutKey
+from schemas.records.rows import BlockLocation
+
+
+class InlineWriter:
+    """Writes one key that may be small; for one thread at a time. As :class:`KeyWriter`, with rules 1 to 3.
+
+    At most ``limit_bytes`` are held. ``size`` is the expected number of bytes, 0 if it is not known.
+    """
+
+    def __init__(
+        self, client: Requester, streams: KeyStreams, place: tuple[str, str, str], *, limit_bytes: int, size: int = 0,
+        replication: str = "RATIS/THREE", metadata: Mapping[str, str] | None = None,
+        options: StreamOptions | None = None,
+    ) -> None:  # fmt: skip
+        self._client = client
+        self._streams = streams
+        self._place = place
+        self._limit_bytes = limit_bytes
+        self._size = size
+        self._replication = replication
+        self._metadata = dict(metadata or {})
+        self._options = options
+        self._begun = BegunKey(streams, place)
+        self.path = self._begun.path
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._writer: KeyWriter | None = None
+        """What writes to datanodes, once that is the way."""
+
+    @property
+    def written(self) -> int:
+        """Bytes passed to :meth:`write` so far."""
+        return self._held_bytes if self._writer is None else self._writer.written
+
+    @property
+    def ended(self) -> bool:
+        """Whether the key was committed or aborted, or its writing failed."""
+        return self._begun.fate.ended or self._begun.fate.failed
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are kept in memory."""
+        return self._held_bytes if self._writer is None else self._writer.held_bytes
+
+    def statistics(self) -> WriteStatistics:
+        """Return counts of the writing so far; without datanodes, of bytes alone."""
+        if self._writer is not None:
+            return self._writer.statistics()
+        return WriteStatistics(
+            bytes=self._held_bytes, blocks=0, failed_blocks=0, resumed_streams=0, watches_by_majority=0
+        )
+
+    def locations(self) -> list[BlockLocation]:
+        """Return the blocks as :meth:`KeyWriter.locations` does; none while the bytes are held."""
+        return [] if self._writer is None else self._writer.locations()
+
+    # -- writing
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Hold or write all of ``data``; returns its length."""
+        if self._writer is None:
+            self._check_open()
+            view = memoryview(data).cast("B")
+            if self._held_bytes + len(view) <= self._limit_bytes:
+                self._held.append(bytes(view))
+                self._held_bytes += len(view)
+                return len(view)
+        return self._on_datanodes().write(data)
+
+    def flush(self) -> None:
+        """As :meth:`KeyWriter.flush`; bytes that are held go to datanodes."""
+        self._check_open()
+        if self.written:
+            self._on_datanodes().flush()
+
+    def hsync(self) -> None:
+        """As :meth:`KeyWriter.hsync`; bytes that are held go to datanodes."""
+        self._check_open()
+        if self.written:
+            self._on_datanodes().hsync()
+
+    def _on_datanodes(self) -> KeyWriter:
+        """Return what writes to datanodes; at first, open the key and write there what was held."""
+        writer = self._writer
+        if writer is None:
+            self._check_open()
+            with self._step():
+                writer = KeyWriter(
+                    self._client, self._streams, self._place, size=self._size, replication=self._replication,
+                    metadata=self._metadata, options=self._options, begun=self._begun,
+                )  # fmt: skip
+                self._writer = writer
+            if held := b"".join(self._held):
+                self._held.clear()
+                writer.write(held)
+        return writer
+
+    def close(self) -> None:
+        """Commit the key, as :meth:`KeyWriter.close`."""
+        if self._writer is not None:
+            self._writer.close()
+        elif not self._begun.fate.ended:
+            self._check_open()
+            if not self._put():
+                self._on_datanodes().close()
+
+    def _put(self) -> bool:
+        """Make the key by one request; return False if its bytes belong on datanodes."""
+        volume, bucket, key = self._place
+        body = PutKey(
+            volume=volume, bucket=bucket, key=key, data=b"".join(self._held), replication=self._replication,
+            metadata=self._metadata,
+        )  # fmt: skip
+        begun = self._begun
+        with self._step():
+            with begun.fate_lock:
+                begun.fate.on_commit_sent()
+            try:
+                with begun.span.current():
+                    answer = self._client.submit(body)
+                answer.result()
+            except StratologError as error:
+                elsewhere = isinstance(error, RequestFailed) and error.status in TO_DATANODES
+                if elsewhere:
+                    self._streams.inline_limit.on_refused(error.status, self._held_bytes, time.monotonic())
+                with begun.fate_lock:
+                    if elsewhere:
+                        begun.fate.on_put_elsewhere()
+                        return False
+                    begun.fate.on_commit_refused(error)
+                raise
+            with begun.fate_lock:
+                begun.fate.on_commit_taken()
+        self._let_go()
+        return True
+
+    def abort(self) -> None:
+        """Let go of the key without committing it; does nothing after :meth:`close`."""
+        if self._writer is not None:
+            self._writer.abort()
+            return
+        with self._begun.fate_lock:
+            self._begun.fate.on_abort()
+        self._let_go()
+
+    def interrupt(self, reason: str) -> None:
+        """Make the thread that is in a method of this writer fail soon, and the key with it. For any thread."""
+        self._fail(RetryableError(WRITE_FAILED, reason))
+        if (writer := self._writer) is not None:
+            writer.interrupt(reason)
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._fail(error)
+            self._let_go()
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        with self._begun.fate_lock:
+            self._begun.fate.on_failure(error)
+
+    def _let_go(self) -> None:
+        self._held.clear()
+        self._begun.span.ended(self._begun.fate.failure)
+
+    def _check_open(self) -> None:
+        """Raise what each call must raise now, if anything has failed or the key is closed."""
+        with self._begun.fate_lock:
+            error = self._begun.fate.refusal()
+        if error is not None:
+            raise error
+
+
+class InlineReader:
+    """The bytes of a key that came with its row, as :class:`KeyReader` gives those of blocks."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        self.size = len(data)
+        """Bytes of the key."""
+        self.failovers = 0
+        """No other replica is ever asked."""
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill ``buffer`` with the key's bytes from ``offset`` on; return their number, smaller only at the end."""
+        part = self._data[offset : offset + len(buffer)]
+        buffer[: len(part)] = part
+        return len(part)
+
+    def next_bytes(self, offset: int, wanted: int) -> memoryview:
+        """Return the bytes from ``offset`` on; ``wanted`` is how many will be read."""
+        del wanted
+        return self._data[offset:]
+
+    def close(self) -> None:
+        """Do nothing: there are no connections."""
