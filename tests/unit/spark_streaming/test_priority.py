@@ -10,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 SHOWS = "import os, subprocess, sys; from spark_streaming.jobs.priority import lower_priority; lower_priority({}); "
-SAYS = "print(os.getpriority(os.PRIO_PROCESS, 0), subprocess.run(['nice'], capture_output=True, text=True).stdout.strip())"
+SAYS = (
+    "print(os.getpriority(os.PRIO_PROCESS, 0), subprocess.run(['nice'], capture_output=True, text=True).stdout.strip())"
+)
 
 
 def said(nice: int, *, begun_at: int = 0, own_session: bool = False) -> list[int]:
