@@ -123,6 +123,6 @@ def test_a_planted_bug_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], words: str, monkeypatch: pytest.MonkeyPatch
 ):
     plant(monkeypatch)
-    failure = runs(SEEDS)[1]
-    assert failure is not None
-    assert words in str(failure.error)
+    # In some runs another check is the first to see it.
+    found = (run(busy(seed), World()) for seed in range(1, SEEDS + 1))
+    assert any(failure is not None and words in str(failure.error) for failure in found)
