@@ -18,6 +18,7 @@ from schemas.records.packets import CELL_BYTES
 from tests.support.datanodes.datanodes import Datanodes
 from tests.support.local.stack import LocalKafka
 from tests.support.sdk.key_world import KIB, MIB, KeyWorld, block_of
+from tests.support.sdk.streaming import current_block
 from tests.support.sdk.written import fresh_bytes
 
 pytestmark = pytest.mark.integration
@@ -119,8 +120,7 @@ def test_a_damaged_cell_is_skipped_over_to_another_replica(world: KeyWorld) -> N
 
 def streaming_primary(file: KeyOutput) -> str:
     """The datanode to which the file's current block is streamed."""
-    block = file._writer._current
-    assert block is not None
+    block = current_block(file)
     assert block._recovery.primary
     return block._recovery.primary
 

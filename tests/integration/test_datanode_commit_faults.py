@@ -27,6 +27,7 @@ from tests.support.datanodes.refusals import refused
 from tests.support.faults.datanode_faults import Ledger, paused, settle, unhealthy, until
 from tests.support.local.stack import LocalKafka
 from tests.support.sdk.key_world import MIB, KeyWorld
+from tests.support.sdk.streaming import current_block
 from tests.support.sdk.written import fresh_bytes
 
 pytestmark = pytest.mark.integration
@@ -87,8 +88,7 @@ def block(nodes: Datanodes) -> Block:
 
 def committer_of(file: KeyOutput) -> Callable[[], int]:
     """How many PutBlocks of the file's present block were answered."""
-    found = file._writer._current
-    assert found is not None
+    found = current_block(file)
     return lambda: found._committer.puts
 
 

@@ -171,6 +171,7 @@ def test_there_need_be_no_datanodes():
         assert found.read() == b"hello"
     client.put_key("v", "b", "other", b"bytes", metadata={"a": "b"})
     with client.open("/v/b/other") as found:
+        assert found.info is not None
         assert (found.read(), found.info.metadata) == (b"bytes", {"a": "b"})
     client.close()
     node.close()
@@ -359,7 +360,7 @@ def test_a_put_that_was_sent_again_is_the_same_bytes():
     client, connection = client_to(cluster, Policy(silence_ms=50), read_from=[node.address])
     client.create_volume("v")
     client.create_bucket("v", "b")
-    lost = []
+    lost: list[bytes] = []
 
     def lose(call):
         if call.value and isinstance(decode_as(Request, call.value).body, PutKey) and len(lost) < 2:
