@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,10 @@ class AuditProcess:
 
     def memory_bytes(self) -> tuple[int, int]:
         """Return the resident memory of all its processes: added up, and with shared pages counted once."""
-        found = [process.memory_full_info() for process in self._tree()]
+        found = []
+        for process in self._tree():
+            with suppress(psutil.NoSuchProcess):  # Spark's workers come and go
+                found.append(process.memory_full_info())
         return sum(one.rss for one in found), sum(one.pss for one in found)
 
     def health(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ PROGRESS_SECONDS = 5.0
 """How often the offsets that have been read are noted: Spark hands its whole progress over as text."""
 
 QUIET_SECONDS = 60.0
-"""How long there must have been no micro-batch before the query is put to sleep."""
+"""How long there must have been no verdict and no barrier before the query is put to sleep."""
 
 
 class QueryEnd(Enum):

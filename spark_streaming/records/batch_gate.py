@@ -28,11 +28,11 @@ class BatchGate:
         """How many micro-batches have passed."""
 
     def note(self) -> None:
-        """Take note that something goes on: the gate is not quiet."""
+        """Take note that there was something to audit: the gate is not quiet."""
         self._noted_at_s = time.monotonic()
 
     def quiet_s(self) -> float:
-        """Return the seconds since the last micro-batch passed, or something else was noted; 0 while one is inside."""
+        """Return the seconds since something was noted; 0 while a micro-batch is inside."""
         return 0.0 if self._inside else time.monotonic() - self._noted_at_s
 
     @contextmanager
@@ -45,7 +45,6 @@ class BatchGate:
         try:
             yield
         finally:
-            self.note()
             with self._changed:
                 self._inside -= 1
                 self.passed += 1

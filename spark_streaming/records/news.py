@@ -1,4 +1,7 @@
-"""News on topics, waited for cheaply: brokers answer a fetch when there is a record, and nobody asks for offsets."""
+"""News on topics, waited for cheaply: brokers answer a fetch when there is a record, and nobody asks for offsets.
+
+A Tick is no news: it changes nothing, and leaders of datanodes append them while there is nothing else to append.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,10 @@ from typing import Self
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
+from schemas.codecs.codec import header_of
+from schemas.records.log import Tick
+
+_TICK = header_of(Tick)
 METADATA_SECONDS = 10.0
 """How often topics and partitions are looked for that are new."""
 
@@ -17,6 +24,9 @@ ANSWER_SECONDS = 2.0
 
 FETCH_WAIT_MS = 5_000
 """How long a broker keeps a fetch waiting for a record."""
+
+MAX_SKIPPED = 10_000
+"""Ticks after which there is news all the same, so that what is still to be read stays short."""
 
 QUEUED_KIB = 256
 """Most that is fetched of the news: who waits needs to know only that there are some."""
@@ -31,6 +41,7 @@ class News:
         self._read = {(one.topic, one.partition): offset for one, offset in read.items()}
         self._assigned: set[tuple[str, int]] = set()
         self._look_at_s = float("-inf")
+        self._skipped = 0
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap_servers,
@@ -53,7 +64,10 @@ class News:
         self._consumer.close()
 
     def has_come(self, timeout_s: float) -> bool:
-        """Wait for news; say whether some have come. Brokers that do not answer have none."""
+        """Wait for news; say whether some have come. Brokers that do not answer have none.
+
+        Returns early, without news, for each Tick.
+        """
         if time.monotonic() >= self._look_at_s:
             self._assign_new()
             self._look_at_s = time.monotonic() + METADATA_SECONDS
@@ -63,7 +77,13 @@ class News:
         error = message.error()
         if error is not None and error.fatal():
             raise KafkaException(error)
-        return error is None
+        return error is None and self._is_news(message.value())
+
+    def _is_news(self, value: bytes | None) -> bool:
+        if not (value or b"").startswith(_TICK):
+            return True
+        self._skipped += 1
+        return self._skipped > MAX_SKIPPED
 
     def _assign_new(self) -> None:
         try:

@@ -74,6 +74,9 @@ class FindingSink:
         if self._verdicts is not None and self._barriers is not None:
             self._verdicts.write(batch_id, list(map(asdict, verdicts)))
             self._barriers.write(batch_id, list(map(barrier_fields, barriers)))
+        # Leaders of datanodes append Ticks for ever, and what they append besides is followed by a barrier.
+        if verdicts or barriers:
+            self._gate.note()
         self._on_written(batch_id, verdicts, barriers)
 
 

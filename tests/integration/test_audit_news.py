@@ -11,6 +11,8 @@ import pytest
 from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions, NewTopic
 
+from schemas.codecs.codec import encode
+from schemas.records.log import Tick
 from spark_streaming.records import news
 from spark_streaming.records.news import News
 from tests.support.local.stack import LocalKafka
@@ -81,6 +83,28 @@ def test_only_what_has_not_been_read_is_news(kafka_broker: LocalKafka, monkeypat
     assert waits(make)
     with News(kafka_broker.bootstrap_servers, [log], {**read, TopicPartition(log, 0): 2}) as behind:
         assert comes(behind), "what came before the sleep was not read"
+
+
+def test_ticks_are_no_news_until_there_are_many(kafka_broker: LocalKafka, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(news, "MAX_SKIPPED", 3)
+    log = f"log-{uuid4().hex[:8]}"
+    kafka_broker.admin.create_topics([NewTopic(log, 1, 1)])[log].result()
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
+
+    def tick(count: int) -> None:
+        for seq in range(count):
+            producer.produce(log, encode(Tick(term=1, nonce=b"n" * 16, seq=seq, prev_chain=b"c" * 32)), partition=0)
+        assert producer.flush(30) == 0
+
+    with News(kafka_broker.bootstrap_servers, [log], {TopicPartition(log, 0): 0}) as waiting:
+        tick(3)
+        assert not comes(waiting, 2.0)
+        tick(1)
+        assert comes(waiting)
+    with News(kafka_broker.bootstrap_servers, [log], {TopicPartition(log, 0): 2}) as waiting:
+        producer.produce(log, b"no record of ours", partition=0)
+        assert producer.flush(30) == 0
+        assert comes(waiting)
 
 
 def test_brokers_that_are_gone_have_no_news(monkeypatch: pytest.MonkeyPatch):

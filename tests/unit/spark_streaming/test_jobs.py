@@ -331,7 +331,7 @@ def test_a_query_that_has_not_looked_or_is_at_work_is_not_quiet(
     assert quiet_run(path, busy) is QueryEnd.ENDED
 
 
-def test_a_gate_is_quiet_since_its_last_micro_batch(monkeypatch: pytest.MonkeyPatch):
+def test_a_gate_is_quiet_since_there_was_something_to_audit(monkeypatch: pytest.MonkeyPatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     gate = BatchGate()
@@ -340,11 +340,11 @@ def test_a_gate_is_quiet_since_its_last_micro_batch(monkeypatch: pytest.MonkeyPa
     with gate.passing():
         now[0] = 190.0
         assert gate.quiet_s() == 0.0
+    assert gate.quiet_s() == 90.0, "a micro-batch alone is no news"
+    gate.note()
     assert gate.quiet_s() == 0.0
     now[0] = 200.0
     assert gate.quiet_s() == 10.0
-    gate.note()
-    assert gate.quiet_s() == 0.0
 
 
 def test_a_sleeping_audit_is_started_again_by_news_or_a_wake_up_and_ended_by_a_signal(

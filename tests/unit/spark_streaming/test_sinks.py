@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from pyspark.sql import Row
 
 from schemas.records.messages import Verdict
 from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.batch.core.gathering import PartitionFacts
 from spark_streaming.batch.log_view import LogView
+from spark_streaming.records.batch_gate import BatchGate
 from spark_streaming.records.logs import OBJECT_MANAGER, PIPELINES, AuditedLog
 from spark_streaming.records.sources import log_source, reports_source
 from spark_streaming.verdicts.audit import BARRIER_ROW, FINDING_SCHEMA, VERDICT_ROW, verdict_value
@@ -58,6 +61,19 @@ def test_a_sink_with_nowhere_to_write_only_tells():
     assert digests.to_sparse(summed.sums) == ([4], [9])
     assert (blind.shard, blind.sums) == (1, None)
     assert (empty_id, nothing) == (8, [[], []])
+
+
+def test_a_micro_batch_of_ticks_alone_leaves_the_gate_quiet(monkeypatch: pytest.MonkeyPatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    gate = BatchGate()
+    sink = FindingSink(bootstrap_servers="nowhere", topic=None, output_dir=None, on_written=lambda *_: None, gate=gate)
+    now[0] = 130.0
+    sink(Findings([]), 1)  # type: ignore[arg-type]
+    assert (gate.quiet_s(), gate.passed) == (30.0, 1)
+    make = Row(*FINDING_SCHEMA.fieldNames())
+    sink(Findings([make(BARRIER_ROW, OM_LOG, 1, 11, 6, None, bytearray(b"chain"))]), 2)  # type: ignore[arg-type]
+    assert gate.quiet_s() == 0.0
 
 
 def test_the_topics_of_logs_and_of_their_reports():
