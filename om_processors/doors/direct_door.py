@@ -135,7 +135,7 @@ class DirectDoor:
 
     def leaders_frame(self) -> bytes:
         """Return the frame that says who leads, as far as this node has read."""
-        return door_frame(DoorKind.LEADERS, encode(self._leaders()))
+        return _frame_of(self._leaders())
 
     def _leaders(self) -> DoorLeaders:
         return DoorLeaders(shards=self.shards, leaders=[self._leader_of(shard) for shard in self._replicas])
@@ -149,7 +149,7 @@ class DirectDoor:
         if (leaders := self._leaders()) == self._told:
             return
         self._told = leaders
-        frame = self.leaders_frame()
+        frame = _frame_of(leaders)
         for connection in list(self._connections):
             connection.tell_leaders(frame)
 
@@ -175,3 +175,7 @@ class DirectDoor:
     def look_up(self, reads: Sequence[tuple[DoorRead, Told]]) -> None:
         """Answer lookups."""
         self._lookups.ask(reads)
+
+
+def _frame_of(leaders: DoorLeaders) -> bytes:
+    return door_frame(DoorKind.LEADERS, encode(leaders))
