@@ -61,7 +61,7 @@ class InlineWriter:
     @property
     def ended(self) -> bool:
         """Whether the key was committed or aborted, or its writing failed."""
-        return self._begun.fate.ended or self._begun.fate.failed
+        return self._begun.ended or self._begun.failed
 
     @property
     def held_bytes(self) -> int:
@@ -85,7 +85,7 @@ class InlineWriter:
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Hold or write all of ``data``; returns its length."""
         if self._writer is None:
-            self._check_open()
+            self._begun.check()
             view = memoryview(data).cast("B")
             if self._held_bytes + len(view) <= self._limit_bytes:
                 self._held.append(bytes(view))
@@ -95,13 +95,13 @@ class InlineWriter:
 
     def flush(self) -> None:
         """As :meth:`KeyWriter.flush`; bytes that are held go to datanodes."""
-        self._check_open()
+        self._begun.check()
         if self.written:
             self._on_datanodes().flush()
 
     def hsync(self) -> None:
         """As :meth:`KeyWriter.hsync`; bytes that are held go to datanodes."""
-        self._check_open()
+        self._begun.check()
         if self.written:
             self._on_datanodes().hsync()
 
@@ -109,7 +109,7 @@ class InlineWriter:
         """Return what writes to datanodes; at first, open the key and write there what was held."""
         writer = self._writer
         if writer is None:
-            self._check_open()
+            self._begun.check()
             with self._step():
                 writer = KeyWriter(
                     self._client, self._streams, self._place, size=self._size, replication=self._replication,
@@ -125,8 +125,8 @@ class InlineWriter:
         """Commit the key, as :meth:`KeyWriter.close`."""
         if self._writer is not None:
             self._writer.close()
-        elif not self._begun.fate.ended:
-            self._check_open()
+        elif not self._begun.ended:
+            self._begun.check()
             if not self._put():
                 self._on_datanodes().close()
 
@@ -137,27 +137,22 @@ class InlineWriter:
             volume=volume, bucket=bucket, key=key, data=b"".join(self._held), replication=self._replication,
             metadata=self._metadata,
         )  # fmt: skip
-        begun = self._begun
+
+        def send() -> None:
+            with self._begun.span.current():
+                answer = self._client.submit(body)
+            answer.result()
+
         with self._step():
-            with begun.fate_lock:
-                begun.fate.on_commit_sent()
-            try:
-                with begun.span.current():
-                    answer = self._client.submit(body)
-                answer.result()
-            except StratologError as error:
-                elsewhere = isinstance(error, RequestFailed) and error.status in TO_DATANODES
-                if elsewhere:
-                    self._streams.inline_limit.on_refused(error.status, self._held_bytes, time.monotonic())
-                with begun.fate_lock:
-                    if elsewhere:
-                        begun.fate.on_put_elsewhere()
-                        return False
-                    begun.fate.on_commit_refused(error)
-                raise
-            with begun.fate_lock:
-                begun.fate.on_commit_taken()
+            if not self._begun.commit(send, self._belongs_on_datanodes):
+                return False
         self._let_go()
+        return True
+
+    def _belongs_on_datanodes(self, error: StratologError) -> bool:
+        if not isinstance(error, RequestFailed) or error.status not in TO_DATANODES:
+            return False
+        self._streams.inline_limit.on_refused(error.status, self._held_bytes, time.monotonic())
         return True
 
     def abort(self) -> None:
@@ -165,13 +160,12 @@ class InlineWriter:
         if self._writer is not None:
             self._writer.abort()
             return
-        with self._begun.fate_lock:
-            self._begun.fate.on_abort()
+        self._begun.on_abort()
         self._let_go()
 
     def interrupt(self, reason: str) -> None:
         """Make the thread that is in a method of this writer fail soon, and the key with it. For any thread."""
-        self._fail(RetryableError(WRITE_FAILED, reason))
+        self._begun.on_failure(RetryableError(WRITE_FAILED, reason))
         if (writer := self._writer) is not None:
             writer.interrupt(reason)
 
@@ -180,24 +174,13 @@ class InlineWriter:
         try:
             yield
         except BaseException as error:
-            self._fail(error)
+            self._begun.on_failure(error)
             self._let_go()
             raise
 
-    def _fail(self, error: BaseException) -> None:
-        with self._begun.fate_lock:
-            self._begun.fate.on_failure(error)
-
     def _let_go(self) -> None:
         self._held.clear()
-        self._begun.span.ended(self._begun.fate.failure)
-
-    def _check_open(self) -> None:
-        """Raise what each call must raise now, if anything has failed or the key is closed."""
-        with self._begun.fate_lock:
-            error = self._begun.fate.refusal()
-        if error is not None:
-            raise error
+        self._begun.let_go()
 
 
 class InlineReader:

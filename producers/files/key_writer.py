@@ -64,15 +64,67 @@ class WriteStatistics:
     watches_by_majority: int
 
 
+def _never(_error: StratologError) -> bool:
+    return False
+
+
 class BegunKey:
-    """What the writing of a key begins with, whichever way its bytes go: its fate and its span."""
+    """What the writing of a key begins with, whichever way its bytes go: its fate and its span. Thread-safe."""
 
     def __init__(self, streams: KeyStreams, place: tuple[str, str, str]) -> None:
         self.path = "/".join(("", *place))
-        self.fate = FateOfKey(self.path)
-        self.fate_lock = threading.Lock()
-        """Other threads call ``interrupt``."""
         self.span = streams.spans.key(self.path)
+        self._fate = FateOfKey(self.path)
+        self._lock = threading.Lock()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the key was committed or aborted."""
+        return self._fate.ended
+
+    @property
+    def failed(self) -> bool:
+        """Whether the writing has failed."""
+        return self._fate.failed
+
+    def check(self) -> None:
+        """Raise what each call must raise now, if anything has failed or the key is closed."""
+        with self._lock:
+            error = self._fate.refusal()
+        if error is not None:
+            raise error
+
+    def on_failure(self, error: BaseException) -> None:
+        """Note that a method raised, or is about to raise."""
+        with self._lock:
+            self._fate.on_failure(error)
+
+    def on_abort(self) -> None:
+        """Note that the caller lets go of the key."""
+        with self._lock:
+            self._fate.on_abort()
+
+    def let_go(self) -> None:
+        """End the span: nothing more is done for the key."""
+        self.span.ended(self._fate.failure)
+
+    def commit(self, send: Callable[[], object], is_elsewhere: Callable[[StratologError], bool] = _never) -> bool:
+        """Make the key visible by ``send``; return False if it was refused because the bytes belong elsewhere."""
+        with self._lock:
+            self._fate.on_commit_sent()
+        try:
+            send()
+        except StratologError as error:
+            elsewhere = is_elsewhere(error)
+            with self._lock:
+                if elsewhere:
+                    self._fate.on_put_elsewhere()
+                    return False
+                self._fate.on_commit_refused(error)
+            raise
+        with self._lock:
+            self._fate.on_commit_taken()
+        return True
 
 
 class KeyWriter:
@@ -88,16 +140,14 @@ class KeyWriter:
         options: StreamOptions | None = None, begun: BegunKey | None = None,
     ) -> None:  # fmt: skip
         """``begun`` is what a writer has begun whose place this one takes."""
-        begun = begun or BegunKey(streams, place)
+        self._begun = begun or BegunKey(streams, place)
         self._client = client
         self._streams = streams
         self._options = options or streams.options
         self._volume, self._bucket, self._key = place
-        self.path = begun.path
-        self._fate = begun.fate
-        self._fate_lock = begun.fate_lock
+        self.path = self._begun.path
         self._patience = SlowWait(f"writing {self.path}")
-        self._span = begun.span
+        self._span = self._begun.span
         body = CreateKey(
             volume=self._volume, bucket=self._bucket, key=self._key, size=size, replication=replication,
             metadata=dict(metadata or {}),
@@ -130,7 +180,7 @@ class KeyWriter:
     @property
     def ended(self) -> bool:
         """Whether the key was committed or aborted, or its writing failed."""
-        return self._fate.ended or self._fate.failed
+        return self._begun.ended or self._begun.failed
 
     @property
     def session_id(self) -> int:
@@ -164,12 +214,12 @@ class KeyWriter:
         done = 0
         try:
             while done < len(view):
-                self._check_fate()
+                self._begun.check()
                 taken = self._write_some(view[done:], keep=keep)
                 done += taken
                 self._written += taken
         except BaseException as error:
-            self._fail(error)
+            self._begun.on_failure(error)
             self._let_go()
             raise
         return done
@@ -221,7 +271,7 @@ class KeyWriter:
         Closing again, or after :meth:`abort`, does nothing. After a failure, close commits nothing and raises, each
         time.
         """
-        if self._fate.ended:
+        if self._begun.ended:
             return
         with self._step():
             if self._current is not None:
@@ -232,30 +282,17 @@ class KeyWriter:
                 volume=self._volume, bucket=self._bucket, key=self._key, session_id=self._session_id,
                 size=self._written, blocks=blocks,
             )  # fmt: skip
-            self._commit(body)
+            self._begun.commit(lambda: self._submit(body).result())
         self._let_go()
-
-    def _commit(self, body: CommitKey) -> None:
-        with self._fate_lock:
-            self._fate.on_commit_sent()
-        try:
-            self._submit(body).result()
-        except StratologError as error:
-            with self._fate_lock:
-                self._fate.on_commit_refused(error)
-            raise
-        with self._fate_lock:
-            self._fate.on_commit_taken()
 
     def abort(self) -> None:
         """Let go of the key without committing it; does nothing after :meth:`close`."""
-        with self._fate_lock:
-            self._fate.on_abort()
+        self._begun.on_abort()
         self._let_go()
 
     def interrupt(self, reason: str) -> None:
         """Make the thread that is in a method of this writer fail soon, and the key with it: rule 5. For any thread."""
-        self._fail(RetryableError(WRITE_FAILED, reason))
+        self._begun.on_failure(RetryableError(WRITE_FAILED, reason))
         for block in list(self._live):
             block.interrupt()
 
@@ -266,33 +303,22 @@ class KeyWriter:
         try:
             yield
         except BaseException as error:
-            self._fail(error)
+            self._begun.on_failure(error)
             self._let_go()
             raise
-
-    def _fail(self, error: BaseException) -> None:
-        with self._fate_lock:
-            self._fate.on_failure(error)
 
     def _let_go(self) -> None:
         """Stop the blocks: nothing more is sent or committed."""
         for block in self._live:
             block.abandon()
         self._live.clear()
-        self._span.ended(self._fate.failure)
+        self._begun.let_go()
 
     def _check_open(self) -> None:
-        if self._fate.failed:
+        if self._begun.failed:
             # The key may have been interrupted by a thread that could not do this.
             self._let_go()
-        self._check_fate()
-
-    def _check_fate(self) -> None:
-        """Raise what each call must raise now, if anything has failed or the key is closed."""
-        with self._fate_lock:
-            error = self._fate.refusal()
-        if error is not None:
-            raise error
+        self._begun.check()
 
     # -- blocks
 
@@ -311,7 +337,7 @@ class KeyWriter:
 
     def _still(self, what: object) -> None:
         """Note what is waited for; raises if the key has failed meanwhile."""
-        self._check_fate()
+        self._begun.check()
         self._patience.still(what)
 
     def _allocate(self) -> BlockLocation:

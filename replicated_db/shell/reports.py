@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 
@@ -28,8 +29,28 @@ QUEUE_MAX_MESSAGES = 200_000
 SCRUB_PAUSE_S = 0.001
 """How long a scan pauses after each few hundred rows, because it shares the interpreter with the leader."""
 
+REPEAT_MS = 20 * 60_000
+"""How long a replica whose scans find the same again, at the same barrier, does not say so.
+
+The audit would wake up for each. Scrub barriers make all replicas report sooner; where there are none, `equal` must
+not become stale (`spark_streaming.records.core.freshness.OLD_MS`).
+"""
+
 
 Headers = list[tuple[str, str | bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class ToldScan:
+    """What was last told of the stored rows of one replica: their sums as of a barrier, and when, in ms since boot."""
+
+    offset: int
+    digests: Digests
+    at_ms: int
+
+    def says(self, offset: int, digests: Digests, now_ms: int) -> bool:
+        """Say whether the audit knows these sums from it."""
+        return offset == self.offset and digests == self.digests and now_ms - self.at_ms < REPEAT_MS
 
 
 class AuditReports:
@@ -50,6 +71,7 @@ class AuditReports:
         self._lock = Lock()
         self._scrubbing: set[int] = set()
         self._scanned: dict[int, dict[int, int]] = {}
+        self._told: dict[int, ToldScan] = {}
         self._closed = False
         self._log = log
         # Scans of different shards wait for each other: they are background work.
@@ -87,7 +109,7 @@ class AuditReports:
         """Take what a rolling scan has found: by how much the rows are off the replica's sums, by slot; {} if nowhere.
 
         It is reported at a barrier: at the last one if no batch has been applied since, else at the next. An index
-        names one state of the rows.
+        names one state of the rows. What is known already is told again after REPEAT_MS.
         """
         with self._lock:
             self._scanned[replica.identity.shard] = dict(differences)
@@ -105,6 +127,15 @@ class AuditReports:
             return
         rows = digests.copy()
         rows.change(differences)
+        with self._lock:
+            told = self._told.get(replica.identity.shard)
+        if told is None or not told.says(position.offset, rows, self._clock.elapsed_ms()):
+            self._report_rows(replica, position, rows)
+
+    def _report_rows(self, replica: Replica, position: Position, rows: Digests) -> None:
+        """Report the sums of rows that were read, as of a barrier."""
+        with self._lock:
+            self._told[replica.identity.shard] = ToldScan(position.offset, rows, self._clock.elapsed_ms())
         self._report(replica, "scrubbed", position, rows, replica.evidence)
 
     def _start_scrub(self, replica: Replica, position: Position, snapshot: StoreSnapshot) -> None:
@@ -122,7 +153,7 @@ class AuditReports:
     def _scrub(self, replica: Replica, position: Position, snapshot: StoreSnapshot) -> None:
         try:
             digests = replica.scan(snapshot, partial(time.sleep, SCRUB_PAUSE_S))
-            self._report(replica, "scrubbed", position, digests, replica.evidence)
+            self._report_rows(replica, position, digests)
         except StoreFailure as error:
             self._fatal(StoreFailure(f"shard {replica.identity.shard}: scrub at {position.offset}: {error}"))
         except Exception as error:  # a failed scan means no report, and the audit says `unknown`

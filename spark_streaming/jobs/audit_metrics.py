@@ -1,7 +1,7 @@
 """Metrics of the running audit in Prometheus' text format: what its queries read, and what its verdicts say.
 
-A listener of Spark's keeps the last progress of each query; the sink hands in the verdicts that it has written. Figures
-are put together when somebody asks, as in the other processes (``replicated_db.shell.web.metrics``).
+The job hands in the progress of its query, and the verdicts that its sink has written. Figures are put together when
+somebody asks, as in the other processes (``replicated_db.shell.web.metrics``).
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from schemas.records.messages import Verdict
 
@@ -85,12 +83,14 @@ class AuditMetrics(Collector):
             self._heard_at[query] = time.time()
 
     def on_progress(self, query: str, progress: Mapping[str, Any]) -> None:
-        """Note a micro-batch; ``progress`` as in Spark's JSON."""
+        """Note a micro-batch; ``progress`` as in Spark's JSON. One without rows says that the query waits."""
+        rows = _number(progress.get("numInputRows"))
         with self._lock:
-            self._progress[query] = progress
             self._heard_at[query] = time.time()
-            self._sums["batches", query] += 1
-            self._sums["rows", query] += _number(progress.get("numInputRows"))
+            if rows:
+                self._progress[query] = progress
+                self._sums["batches", query] += 1
+                self._sums["rows", query] += rows
 
     def on_verdicts(self, verdicts: Iterable[Verdict]) -> None:
         """Note verdicts that are written."""
@@ -194,39 +194,3 @@ def _offsets(found: Any) -> dict[str, dict[str, int]]:
         except ValueError:
             return {}
     return found if isinstance(found, dict) else {}
-
-
-class ProgressListener(StreamingQueryListener):
-    """Tells the metrics what Spark tells of the queries."""
-
-    def __init__(self, metrics: AuditMetrics) -> None:
-        self._metrics = metrics
-        self._names: dict[str, str] = {}
-
-    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Note a query's name: the other events have its run alone."""
-        self._names[str(event.runId)] = event.name or str(event.id)
-        self._metrics.on_active(self._name(event.runId), active=True)
-
-    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Note a micro-batch."""
-        progress = json.loads(event.progress.json)
-        self._names[str(event.progress.runId)] = event.progress.name or str(event.progress.id)
-        self._metrics.on_progress(self._name(event.progress.runId), progress)
-
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Note that a query waits."""
-        self._metrics.on_idle(self._name(event.runId))
-
-    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Note a query's end."""
-        self._metrics.on_active(self._name(event.runId), active=False)
-        self._names.pop(str(event.runId), None)
-
-    def _name(self, run: Any) -> str:
-        return self._names.get(str(run), str(run))
-
-
-def listen(session: SparkSession, metrics: AuditMetrics) -> None:
-    """Have Spark tell ``metrics`` of all queries of a session that start from now on."""
-    session.streams.addListener(ProgressListener(metrics))

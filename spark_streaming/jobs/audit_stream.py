@@ -31,7 +31,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from schemas.records.messages import Verdict
 from spark_streaming.configuration.audit_config import AuditConfig, load_config
-from spark_streaming.jobs.audit_metrics import AuditMetrics, listen
+from spark_streaming.jobs.audit_metrics import AuditMetrics
 from spark_streaming.jobs.health import JobHealth
 from spark_streaming.jobs.metrics_server import MetricsServer
 from spark_streaming.jobs.priority import lower_priority
@@ -45,8 +45,8 @@ from spark_streaming.records.logs import topic_partitions
 from spark_streaming.records.news import News
 from spark_streaming.records.sender import Sender
 from spark_streaming.records.session import build_session, give_memory_back, is_submitted
-from spark_streaming.verdicts.core.shard_state import LogBarrier
 from spark_streaming.verdicts.core.words import LOG, UNKNOWN
+from spark_streaming.verdicts.core.written import WrittenBatch
 from spark_streaming.verdicts.query import QUERY_NAME, SLOW_STARTS, SLOW_WORKER, start
 from spark_streaming.verdicts.sinks import FindingSink, verdict_record
 from spark_streaming.windows.recording import WindowRecorder
@@ -80,13 +80,12 @@ class Reporter:
     too_old: str | None = None
     metrics: AuditMetrics = field(default_factory=AuditMetrics)
 
-    def on_written(self, batch_id: int, verdicts: list[Verdict], barriers: list[LogBarrier]) -> None:
+    def on_written(self, batch: WrittenBatch) -> None:
         """Note a micro-batch; raises AuditTooOld, so that Spark does not commit it, if the log cannot be read on."""
-        self.health.on_written(batch_id, verdicts)
-        self.metrics.on_verdicts(verdicts)
-        if verdicts or barriers:
-            self.wake_ups.note(time.monotonic())
-        for verdict in verdicts:
+        self.health.on_written(batch.batch_id, batch.verdicts)
+        self.metrics.on_verdicts(batch.verdicts)
+        self.wake_ups.note(batch.deadlines, time.time_ns() // 1_000_000, time.monotonic())
+        for verdict in batch.verdicts:
             if (verdict.verdict, verdict.basis) == (UNKNOWN, LOG):
                 self.too_old = verdict.reason
                 raise AuditTooOld(verdict.reason)
@@ -135,12 +134,10 @@ def _run(config: AuditConfig, health: JobHealth, metrics: AuditMetrics) -> int:
     # A sink's exception fails its query, and is told then; Py4J would print its stack as well.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     session = build_session(replace(config.spark(submitted=is_submitted()), empty_batches=not has_stats))
-    listen(session, metrics)
     stats = Sender(config.bootstrap_servers, config.stats_topic) if has_stats else None
     naming = KeyNaming(ReplicaRows(config.addresses), NamedVerdicts(config, health).send)
     naming.start()
-    wakes = WakeUps((config.report_timeout_ms, config.scan_timeout_ms))
-    wakes.note(time.monotonic())  # a report may be missing since before this start
+    wakes = WakeUps((config.report_timeout_ms, config.scan_timeout_ms), time.monotonic())
     slow_starts = 0
     try:
         while not stop.asked:
@@ -148,7 +145,7 @@ def _run(config: AuditConfig, health: JobHealth, metrics: AuditMetrics) -> int:
             # The open windows belong to the checkpoint, which may be another one after a failure.
             windows = _recorder(config, stats)
             query = _start(session, config, reporter, gate, naming, windows)
-            job = RunningQuery(session, query, health, gate, wakes, stats, windows)
+            job = RunningQuery(session, query, health, gate, wakes, metrics, stats, windows)
             match job.run(lambda: stop.asked):
                 case QueryEnd.ENDED:
                     break

@@ -13,6 +13,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class JobHealth:
             temporary.write_text(json.dumps(self._state))
             temporary.replace(self._path)
 
-    def on_written(self, batch_id: int, verdicts: list[Verdict]) -> None:
+    def on_written(self, batch_id: int, verdicts: Sequence[Verdict]) -> None:
         """Note a micro-batch that has been written."""
         self._note(verdicts)
         self.update(status="running", batch_id=batch_id)
@@ -57,7 +58,7 @@ class JobHealth:
             self._note([verdict])
             self.update()
 
-    def _note(self, verdicts: list[Verdict]) -> None:
+    def _note(self, verdicts: Sequence[Verdict]) -> None:
         with self._lock:
             latest: dict[str, Any] = self._state["verdicts"]
             for verdict in verdicts:

@@ -12,11 +12,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from spark_streaming.jobs.audit_metrics import AuditMetrics
 from spark_streaming.jobs.health import JobHealth
+from spark_streaming.jobs.progress import Progress, ProgressReader
 from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
 from spark_streaming.records.batch_gate import BatchGate
 from spark_streaming.records.sender import Sender
 from spark_streaming.records.session import LOG_LEVEL
+from spark_streaming.verdicts.query import QUERY_NAME
 from spark_streaming.windows.recording import WindowRecorder
 
 POLL_SECONDS = 0.5
@@ -28,10 +31,13 @@ SETTLE_SECONDS = 5.0
 """How long it waits then for Spark to note that micro-batch as done."""
 
 PROGRESS_SECONDS = 5.0
-"""How often the offsets that have been read are noted: Spark hands its whole progress over as text."""
+"""How often the progress is noted."""
 
-QUIET_SECONDS = 60.0
-"""How long there must have been no verdict and no barrier before the query is put to sleep."""
+QUIET_SECONDS = 10.0
+"""How long there must have been no verdict and no barrier before the query is put to sleep.
+
+Waking it takes about as much processor time as so many seconds of micro-batches.
+"""
 
 
 class QueryEnd(Enum):
@@ -54,6 +60,7 @@ class RunningQuery:
     health: JobHealth
     gate: BatchGate
     wake_ups: WakeUps
+    metrics: AuditMetrics
     stats: Sender | None = None
     """To the topic of windows; None if there is none, and Spark runs micro-batches by itself."""
     windows: WindowRecorder | None = None
@@ -61,17 +68,27 @@ class RunningQuery:
     failure: str | None = None
     """Why the query has failed."""
     _noted_at_s: float = field(default=float("-inf"), init=False)
+    _progress: ProgressReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._progress = ProgressReader(self.query)
 
     def run(self, is_asked_to_stop: Callable[[], bool]) -> QueryEnd:
         """Wait for the signal, for the end of the query, or for quiet; raises KafkaException."""
+        self.metrics.on_active(QUERY_NAME, active=True)
         try:
-            return self._watch(is_asked_to_stop)
+            end = self._watch(is_asked_to_stop)
         except PySparkException as error:
             # Spark appends the whole logical plan to its message.
             self.failure = str(error)[:MAX_REASON_CHARACTERS]
             return QueryEnd.FAILED
         finally:
             self._stop()
+            self.metrics.on_active(QUERY_NAME, active=False)
+        # Whoever sleeps sends nothing; another start after a stop sends the open windows again.
+        if end is QueryEnd.QUIET and self.windows is not None:
+            self.windows.send_now()
+        return end
 
     def _watch(self, is_asked_to_stop: Callable[[], bool]) -> QueryEnd:
         """Raises PySparkException when the query fails."""
@@ -87,7 +104,7 @@ class RunningQuery:
             if self.wake_ups.is_due(time.monotonic()):
                 self.stats.send([WAKE_UP])
                 self.gate.note()
-            if self.gate.quiet_s() >= QUIET_SECONDS and _waits(self.query):
+            if self.gate.quiet_s() >= QUIET_SECONDS and self._waits():
                 return QueryEnd.QUIET
         return QueryEnd.ENDED
 
@@ -96,9 +113,13 @@ class RunningQuery:
         if now_s - self._noted_at_s < PROGRESS_SECONDS:
             return
         self._noted_at_s = now_s
-        progress = self.query.lastProgress
-        if progress is not None:
+        for progress in self._progress.new():
+            self.metrics.on_progress(QUERY_NAME, progress)
             self.health.update(offsets=offsets_of(progress))
+
+    def _waits(self) -> bool:
+        """Say whether it has looked for records, and found none: on a busy machine the first look may take long."""
+        return self._progress.is_there and not _is_busy(self.query)
 
     def _stop(self) -> None:
         # A micro-batch that comes to the closed gate fails its query, and Spark would log that as an error.
@@ -116,15 +137,10 @@ def _is_busy(query: StreamingQuery) -> bool:
     return query.isActive and bool(query.status["isTriggerActive"])
 
 
-def _waits(query: StreamingQuery) -> bool:
-    """Say whether a query has looked for records, and found none: on a busy machine the first look may take long."""
-    return query.lastProgress is not None and not _is_busy(query)
-
-
-def offsets_of(progress: object) -> dict[str, dict[str, int]]:
+def offsets_of(progress: Progress) -> dict[str, dict[str, int]]:
     """Return the end offsets of a progress: topic -> partition -> next offset."""
     merged: dict[str, dict[str, int]] = {}
-    for source in progress["sources"]:  # type: ignore[index]
+    for source in progress["sources"]:
         end = source["endOffset"]
         merged |= json.loads(end) if isinstance(end, str) else end or {}
     return merged

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from schemas.codecs.codec import encode_at
 from schemas.features import INITIAL, LATEST
 from schemas.records.datanode import BlockReport
+from schemas.records.log import Tick
 from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG
 from spark_streaming.records.logs import AuditedLog
@@ -49,6 +50,9 @@ from spark_streaming.windows.samples import log_samples, report_samples
 VERDICT_ROW = "verdict"
 BARRIER_ROW = "barrier"
 SAMPLES_ROW = "samples"
+PARTITION_ROW = "partition"
+
+NO_DEADLINE = -1
 
 FINDING_SCHEMA = T.StructType(
     [
@@ -61,11 +65,12 @@ FINDING_SCHEMA = T.StructType(
         T.StructField("chain", T.BinaryType()),
     ]
 )
-"""A verdict, the log's digest at a barrier, or the samples of a partition and micro-batch for the windows.
+"""A verdict, the log's digest at a barrier, or a partition in a micro-batch: its samples, its news.
 
 ``value`` is a single-object encoded Verdict; or all sums as little-endian unsigned 64-bit integers (null where late
 validation keeps the log from giving them); or samples added up (``windows/sample_text.py``). ``chain`` belongs to a
-barrier.
+barrier. A partition's ``offset`` counts its reports and its records other than Ticks; its ``index`` is when a missing
+report is judged, in ms since the epoch, or NO_DEADLINE.
 """
 
 TIMER_GRAIN_MS = 500
@@ -106,6 +111,8 @@ class _MicroBatch:
         self.log_rows: list[LogRow] = []
         self.reports: list[ReplicaReport] = []
         self.scans: list[BlockReport] = []
+        self.news = 0
+        """Reports, and records other than Ticks."""
 
     def add(self, frame: pd.DataFrame) -> None:
         """Take a piece: rows of AUDIT_SCHEMA."""
@@ -120,11 +127,13 @@ class _MicroBatch:
     def _add_log_record(self, offset: int, appended_ms: int, value: bytes | None) -> None:
         found = decoded_log_record(offset, value)
         self.log_rows.append(self._hashes.log_row(offset, value or b"", found))
+        self.news += not isinstance(found.record, Tick)
         if self.sampling is not None:
             self.sampling.add(LOG, appended_ms, log_samples(found.record, len(value or b""), appended_ms))
 
     def _add_report(self, offset: int, appended_ms: int, key: bytes | None, value: bytes | None) -> None:
         found = decoded_report(value)
+        self.news += 1
         report = report_of(self._shard, offset, key, found)
         if isinstance(report, BlockReport):
             self.scans.append(report)
@@ -171,9 +180,9 @@ class AuditProcessor(StatefulProcessor):
         for frame in rows:
             batch.add(frame)
         findings = list(shard.take(batch.log_rows, batch.reports, now_ms, batch.scans))
-        self._close(shard, now_ms)
+        deadline_ms = self._close(shard, now_ms)
         samples = encoded_samples(batch.sampling.samples(key[0], key[1])) if batch.sampling else None
-        yield from _frames(key[0], key[1], findings, samples)
+        yield from self._frames(key[0], key[1], findings, batch.news, deadline_ms, samples)
 
     def handleExpiredTimer(  # noqa: N802
         self,
@@ -185,8 +194,7 @@ class AuditProcessor(StatefulProcessor):
         shard = self._open(key[0], key[1])
         now_ms = timerValues.getCurrentProcessingTimeInMs()
         findings = list(shard.expire(now_ms))
-        self._close(shard, now_ms)
-        yield from _frames(key[0], key[1], findings)
+        yield from self._frames(key[0], key[1], findings, 0, self._close(shard, now_ms))
 
     def _open(self, log: str, shard: int) -> ShardAudit:
         audited = self._logs[log]
@@ -199,19 +207,32 @@ class AuditProcessor(StatefulProcessor):
             cluster=self._cluster, topic=topic,
         )  # fmt: skip
 
-    def _close(self, shard: ShardAudit, now_ms: int) -> None:
+    def _close(self, shard: ShardAudit, now_ms: int) -> int:
+        """Keep the state; return when its timer is due, in ms since the epoch, or NO_DEADLINE."""
         self._core.update(state_row(shard.state))
         deadline_ms = shard.next_deadline_ms()
-        if self._timers and deadline_ms is not None:
-            self._handle.registerTimer(-(-max(deadline_ms, now_ms + 1) // TIMER_GRAIN_MS) * TIMER_GRAIN_MS)
+        if not self._timers or deadline_ms is None:
+            return NO_DEADLINE
+        due_ms = -(-max(deadline_ms, now_ms + 1) // TIMER_GRAIN_MS) * TIMER_GRAIN_MS
+        self._handle.registerTimer(due_ms)
+        return due_ms
 
-
-def _frames(log: str, shard: int, findings: Iterable[Finding], samples: bytes | None = None) -> Iterator[pd.DataFrame]:
-    rows = [_finding_row(log, shard, finding) for finding in findings]
-    if samples is not None:
-        rows.append((SAMPLES_ROW, log, shard, 0, 0, samples, None))
-    if rows:
-        yield pd.DataFrame(rows, columns=FINDING_SCHEMA.fieldNames())
+    def _frames(
+        self,
+        log: str,
+        shard: int,
+        findings: Iterable[Finding],
+        news: int,
+        deadline_ms: int,
+        samples: bytes | None = None,
+    ) -> Iterator[pd.DataFrame]:
+        rows = [_finding_row(log, shard, finding) for finding in findings]
+        if samples is not None:
+            rows.append((SAMPLES_ROW, log, shard, 0, 0, samples, None))
+        if self._timers:
+            rows.append((PARTITION_ROW, log, shard, news, deadline_ms, None, None))
+        if rows:
+            yield pd.DataFrame(rows, columns=FINDING_SCHEMA.fieldNames())
 
 
 def _finding_row(log: str, shard: int, finding: Finding) -> tuple[str, str, int, int, int, bytes | None, bytes | None]:

@@ -22,11 +22,19 @@ from schemas.codecs.codec import decode_as
 from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG
 from spark_streaming.records.batch_gate import BatchGate
+from spark_streaming.records.core.freshness import ReportedPartition
 from spark_streaming.records.sender import Sender
-from spark_streaming.verdicts.audit import BARRIER_ROW, SAMPLES_ROW, VERDICT_ROW, verdict_value
+from spark_streaming.verdicts.audit import (
+    BARRIER_ROW,
+    NO_DEADLINE,
+    PARTITION_ROW,
+    SAMPLES_ROW,
+    VERDICT_ROW,
+    verdict_value,
+)
 from spark_streaming.verdicts.batch_files import BatchFiles
 from spark_streaming.verdicts.core import digests
-from spark_streaming.verdicts.core.shard_state import LogBarrier
+from spark_streaming.verdicts.core.written import LogBarrier, WrittenBatch
 from spark_streaming.verdicts.parquet_schemas import BARRIERS, VERDICTS
 from spark_streaming.windows.core.window_book import Sample
 from spark_streaming.windows.sample_text import decoded_samples
@@ -35,8 +43,8 @@ from spark_streaming.windows.sample_text import decoded_samples
 class FindingSink:
     """Writes the findings of micro-batches; call it from ``foreachBatch``. For one thread.
 
-    ``topic``: None writes nothing to Kafka. ``on_written`` is called with each micro-batch's number, verdicts and
-    barriers after they are written. ``complete`` may add to a verdict before it is written. ``on_samples`` is
+    ``topic``: None writes nothing to Kafka. ``on_written`` is called with each micro-batch after it is
+    written. ``complete`` may add to a verdict before it is written. ``on_samples`` is
     called with each micro-batch's number and samples for the windows. Raises GateClosed if ``gate`` is closed.
     """
 
@@ -46,7 +54,7 @@ class FindingSink:
         bootstrap_servers: str,
         topic: str | None,
         output_dir: Path | None,
-        on_written: Callable[[int, list[Verdict], list[LogBarrier]], None],
+        on_written: Callable[[WrittenBatch], None],
         gate: BatchGate | None = None,
         complete: Callable[[Verdict], Verdict] = lambda verdict: verdict,
         on_samples: Callable[[int, Iterable[Sample]], None] | None = None,
@@ -74,16 +82,25 @@ class FindingSink:
         if self._verdicts is not None and self._barriers is not None:
             self._verdicts.write(batch_id, list(map(asdict, verdicts)))
             self._barriers.write(batch_id, list(map(barrier_fields, barriers)))
-        # Leaders of datanodes append Ticks for ever, and what they append besides is followed by a barrier.
-        if verdicts or barriers:
+        partitions = [row for row in rows if row.finding == PARTITION_ROW]
+        written = WrittenBatch(
+            batch_id=batch_id, verdicts=verdicts, barriers=barriers, news=sum(row.offset for row in partitions),
+            deadlines={ReportedPartition(row.log, row.shard): _deadline_ms(row) for row in partitions},
+        )  # fmt: skip
+        if written.has_news:
             self._gate.note()
-        self._on_written(batch_id, verdicts, barriers)
+        self._on_written(written)
 
 
 def _samples(rows: Sequence[Row]) -> Iterator[Sample]:
     for row in rows:
         if row.finding == SAMPLES_ROW:
             yield from decoded_samples(row.log, row.shard, bytes(row.value))
+
+
+def _deadline_ms(row: Row) -> int | None:
+    due_ms: int = row["index"]
+    return None if due_ms == NO_DEADLINE else due_ms
 
 
 def verdict_record(verdict: Verdict) -> tuple[bytes, bytes]:

@@ -48,6 +48,12 @@ class WindowRecorder:
         self._changed |= {(one.stream, one.start_ms): one for one in book.open_windows()}
         return book
 
+    def send_now(self) -> None:
+        """Send what has changed; raises KafkaException."""
+        with self._lock:
+            self._sent_at_s = float("-inf")
+            self._send_if_due()
+
     def send_if_due(self) -> None:
         """Send what has changed, if it was some time ago that anything was sent; raises KafkaException."""
         with self._lock:

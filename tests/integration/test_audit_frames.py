@@ -16,7 +16,7 @@ from spark_streaming.batch.block_reports import newest_reports
 from spark_streaming.batch.log_view import facts_of
 from spark_streaming.verdicts.audit import BARRIER_ROW, FINDING_SCHEMA, VERDICT_ROW, verdict_value
 from spark_streaming.verdicts.core import digests
-from spark_streaming.verdicts.core.shard_state import LogBarrier
+from spark_streaming.verdicts.core.written import WrittenBatch
 from spark_streaming.verdicts.sinks import FindingSink
 from tests.support.audit.spark import raw_records, spark
 from tests.support.logs.logbuilder import REPLICAS, LogBuilder, ordinary_log
@@ -79,15 +79,13 @@ def test_findings_are_written_once_however_often_a_micro_batch_is_repeated(tmp_p
         finding(BARRIER_ROW, 10, digests.to_bytes(sums), b"chain"),
         finding(BARRIER_ROW, 11, None, b"blind"),
     ]
-    heard: list[tuple[int, list[Verdict], list[LogBarrier]]] = []
-    sink = FindingSink(
-        bootstrap_servers="nowhere", topic=None, output_dir=tmp_path, on_written=lambda *one: heard.append(one)
-    )
+    heard: list[WrittenBatch] = []
+    sink = FindingSink(bootstrap_servers="nowhere", topic=None, output_dir=tmp_path, on_written=heard.append)
     frame = spark().createDataFrame(rows, FINDING_SCHEMA)
     for _ in range(2):
         sink(frame, 3)
-    assert [(batch_id, verdicts) for batch_id, verdicts, _ in heard] == [(3, [VERDICT, other])] * 2
-    summed, blind = heard[0][2]
+    assert [(one.batch_id, one.verdicts) for one in heard] == [(3, [VERDICT, other])] * 2
+    summed, blind = heard[0].barriers
     assert (summed.log, summed.shard, summed.offset, summed.index, summed.chain) == (OM_LOG, 0, 10, 5, b"chain")
     assert summed.sums is not None
     assert (summed.sums == sums).all()

@@ -202,7 +202,7 @@ def test_a_micro_batch_that_newer_software_wrote_is_run_again_by_the_next_start(
     seen: list[list[tuple[str, str, str]]] = []
     for _ in range(2):
         health = JobHealth(config.health_file)
-        reporter = Reporter(health, WakeUps([]))
+        reporter = Reporter(health, WakeUps([], 0.0))
         sink = FindingSink(
             bootstrap_servers=sent.servers, topic=sent.verdicts, output_dir=None, on_written=reporter.on_written
         )

@@ -9,7 +9,9 @@ NEVER_MS = 1 << 62
 class Barriers:
     """The barriers of one claim, which begins with a scrub.
 
-    Times are milliseconds since boot. With a ``scrub_interval_ms`` of 0 no further scrub follows.
+    Times are milliseconds since boot. With a ``scrub_interval_ms`` of 0 no further scrub follows. A log to which
+    nothing has been written since its last scrub has the next one when the log's time is a multiple of the interval,
+    but not before half of it has passed. Logs at rest then wake the audit together, and once.
     """
 
     def __init__(self, *, interval_ms: int, scrub_interval_ms: int, elapsed_ms: int) -> None:
@@ -17,6 +19,7 @@ class Barriers:
         self._scrub_interval_ms = scrub_interval_ms
         self._at_ms = elapsed_ms
         self._scrub_at_ms = elapsed_ms
+        self._is_at_rest = False
         self.written = False
         """Whether there have been writes since the last barrier. The leader sets it."""
 
@@ -24,11 +27,25 @@ class Barriers:
         """Whether to append a barrier now."""
         return elapsed_ms >= self._scrub_at_ms or (self.written and elapsed_ms >= self._at_ms)
 
-    def take(self, elapsed_ms: int) -> bool:
-        """Say whether the barrier appended now is a scrub; set the times of the next barrier and the next scrub."""
+    def take(self, elapsed_ms: int, timestamp_ms: int) -> bool:
+        """Say whether the barrier appended now is a scrub; set the times of the next barrier and the next scrub.
+
+        ``timestamp_ms``: the log's time, since the epoch.
+        """
         scrub = elapsed_ms >= self._scrub_at_ms
         self._at_ms = elapsed_ms + self._interval_ms
+        self._is_at_rest &= not self.written
         if scrub:
-            self._scrub_at_ms = elapsed_ms + self._scrub_interval_ms if self._scrub_interval_ms else NEVER_MS
+            self._scrub_at_ms = elapsed_ms + self._until_scrub_ms(timestamp_ms)
+            self._is_at_rest = True
         self.written = False
         return scrub
+
+    def _until_scrub_ms(self, timestamp_ms: int) -> int:
+        if not self._scrub_interval_ms:
+            return NEVER_MS
+        if not self._is_at_rest:
+            return self._scrub_interval_ms
+        until_ms = self._scrub_interval_ms - timestamp_ms % self._scrub_interval_ms
+        # The log's time stands still where an earlier leader's clock was ahead of this one's.
+        return until_ms if until_ms > self._scrub_interval_ms // 2 else until_ms + self._scrub_interval_ms

@@ -279,7 +279,7 @@ class Leader:
             return None
         if isinstance(self._after(LeaderEvent.STAND_ALONE), Wait):
             return None
-        scrub = self._barriers.take(elapsed_ms)
+        scrub = self._barriers.take(elapsed_ms, self.timestamp_ms(elapsed_ms))
         return self._append(Barrier(**self._records.header(), index=self.index, scrub=scrub))
 
     def tick(self) -> Append | None:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from schemas.records.messages import Verdict
 from spark_streaming.batch.core.computed import LogPoint
 from spark_streaming.records.core.reading import BASE, GENESIS
-from spark_streaming.verdicts.core.shard_state import LogBarrier
 from spark_streaming.verdicts.core.words import BLOCKS, DIVERGED, EQUAL, LOG, SCRUBBED, UNKNOWN
+from spark_streaming.verdicts.core.written import LogBarrier, WrittenBatch
 
 
 class LogPartition(NamedTuple):
@@ -93,12 +93,12 @@ class GatheredVerdicts:
     replicas: dict[LogPartition, list[str]] = field(default_factory=dict)
     fixed: bool = False
 
-    def on_written(self, _batch_id: int, verdicts: list[Verdict], barriers: list[LogBarrier]) -> None:
+    def on_written(self, batch: WrittenBatch) -> None:
         """Take a micro-batch."""
         if not self.fixed:
-            for barrier in sorted(barriers, key=lambda barrier: barrier.offset):
+            for barrier in sorted(batch.barriers, key=lambda barrier: barrier.offset):
                 self.barriers[LogPartition(barrier.log, barrier.shard)] = barrier
-        for verdict in verdicts:
+        for verdict in batch.verdicts:
             if verdict.basis.endswith(BLOCKS):
                 continue  # it compares members with each other; this job compares them with the log's rows
             key = VerdictKey(LogPartition(verdict.log, verdict.shard), verdict.node, verdict.basis)

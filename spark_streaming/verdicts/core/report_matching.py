@@ -14,8 +14,7 @@ from schemas.records.messages import Verdict
 from spark_streaming.records.core.reading import Header
 from spark_streaming.verdicts.core.audited_shard import AuditedShard
 from spark_streaming.verdicts.core.inputs import ReplicaReport, ReportKey, ReportPlace
-from spark_streaming.verdicts.core.judging import judge
-from spark_streaming.verdicts.core.peers import agreed
+from spark_streaming.verdicts.core.judging import agreed, judge
 from spark_streaming.verdicts.core.shard_state import (
     AuditState,
     EarlyReport,

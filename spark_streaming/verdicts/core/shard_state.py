@@ -74,18 +74,6 @@ class KeptBarrier:
     blind: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LogBarrier:
-    """A barrier in the audit's output, with its log; ``sums`` is None where late validation hides them from the log."""
-
-    log: str
-    shard: int
-    offset: int
-    index: int
-    chain: bytes
-    sums: Sums | None
-
-
 Finding = Verdict | KeptBarrier
 """The audit's output: verdicts, and the log's own digest at each barrier."""
 
@@ -102,6 +90,11 @@ class Waiting:
     missing: set[ReportKey]
     voters: int | None = None
     held: set[ReportKey] = field(default_factory=set)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a report is missing, or one is held that not enough others agree with."""
+        return bool(self.missing or self.held)
 
     def is_due(self, now_ms: int) -> bool:
         """Say whether the missing reports have to be judged unknown now."""
@@ -202,8 +195,8 @@ class AuditState:
         return self.held_back is not None
 
     def next_deadline_ms(self) -> int | None:
-        """Return the earliest deadline, None if there is none."""
-        deadlines = [w.deadline_ms for w in self.waiting.values() if w.deadline_ms is not None]
+        """Return the earliest deadline of what is missing, None if nothing is."""
+        deadlines = [one.deadline_ms for one in self.waiting.values() if one.deadline_ms is not None and one.is_open]
         deadlines += [early.deadline_ms for early in self.early.values() if early.deadline_ms is not None]
         deadlines += [scan.deadline_ms for scan in self.scans.values()]
         return min(deadlines, default=None)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from schemas.records.messages import Verdict
 from spark_streaming.jobs import audit_metrics, metrics_server
-from spark_streaming.jobs.audit_metrics import FAMILIES, AuditMetrics, ProgressListener, places
+from spark_streaming.jobs.audit_metrics import FAMILIES, AuditMetrics, places
 from spark_streaming.jobs.metrics_server import MetricsServer
 
 PROGRESS: dict[str, Any] = {
@@ -76,7 +74,16 @@ def test_a_progress_becomes_figures() -> None:
 def test_a_progress_that_lacks_everything_is_none_the_less_one() -> None:
     """Spark leaves out what it does not know, and writes "NaN" where it divides by nothing."""
     metrics = AuditMetrics()
-    for odd in ({}, {"processedRowsPerSecond": "NaN", "durationMs": None, "sources": None, "stateOperators": None}):
+    for odd in (
+        {"numInputRows": 1},
+        {
+            "numInputRows": 2,
+            "processedRowsPerSecond": "NaN",
+            "durationMs": None,
+            "sources": None,
+            "stateOperators": None,
+        },
+    ):
         metrics.on_progress("audit", odd)
     found = read(metrics)
     assert found["stratolog_audit_rows_per_second"]["audit",] == 0
@@ -107,23 +114,6 @@ def test_replicas_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = AuditMetrics()
     metrics.on_verdicts(replace(EQUAL, node=f"om{number}") for number in range(5))
     assert {labels[2] for labels in read(metrics)["stratolog_audit_replica_index"]} == {"om3", "om4"}
-
-
-def test_the_listener_names_queries() -> None:
-    """Spark's idle and end events have the run alone."""
-    metrics = AuditMetrics()
-    listener = ProgressListener(metrics)
-    listener.onQueryStarted(SimpleNamespace(runId="run-1", id="id-1", name="audit"))
-    assert read(metrics)["stratolog_audit_query_active"] == {("audit",): 1}
-    progress = SimpleNamespace(json=json.dumps(PROGRESS), runId="run-1", id="id-1", name="audit")
-    listener.onQueryProgress(SimpleNamespace(progress=progress))
-    listener.onQueryIdle(SimpleNamespace(runId="run-1", id="id-1", timestamp=""))
-    listener.onQueryTerminated(SimpleNamespace(runId="run-1", id="id-1", exception=None))
-    found = read(metrics)
-    assert found["stratolog_audit_query_active"] == {("audit",): 0}
-    assert set(found["stratolog_audit_progress_timestamp_seconds"]) == {("audit",)}
-    listener.onQueryStarted(SimpleNamespace(runId="run-2", id="id-2", name=None))
-    assert set(read(metrics)["stratolog_audit_query_active"]) == {("audit",), ("id-2",)}
 
 
 def test_every_metric_has_the_labels_of_the_table() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -17,7 +18,7 @@ from schemas.records.messages import AuditReport, Verdict
 from schemas.topics import DN_LOG, OM_AUDIT, OM_LOG
 from spark_streaming.records.logs import KNOWN_LOGS
 from spark_streaming.records.transforms import AUDIT_SCHEMA
-from spark_streaming.verdicts.audit import AuditProcessor, verdict_value
+from spark_streaming.verdicts.audit import NO_DEADLINE, AuditProcessor, verdict_value
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.shard_state import MatchingLimits
 from spark_streaming.windows.sample_text import decoded_samples
@@ -60,6 +61,9 @@ class Operator:
         self.limits = limits
         self.state = GroupState()
         self.timers = timers
+        self.news = 0
+        self.waits_until_ms: int | None = None
+        """What the last call said of it, as of its news."""
 
     def started(self) -> AuditProcessor:
         limits = self.limits or LIMITS
@@ -70,12 +74,17 @@ class Operator:
         return processor
 
     def take(self, *frames: pd.DataFrame, now_ms: int = 0) -> list[Any]:
-        found = self.started().handleInputRows(self.key, iter(frames), TimerValues(now_ms))
-        return [row for one in found for row in one.itertuples(index=False)]
+        return self.findings(self.started().handleInputRows(self.key, iter(frames), TimerValues(now_ms)))
 
     def expire(self, now_ms: int) -> list[Any]:
-        found = self.started().handleExpiredTimer(self.key, TimerValues(now_ms), None)
-        return [row for one in found for row in one.itertuples(index=False)]
+        return self.findings(self.started().handleExpiredTimer(self.key, TimerValues(now_ms), None))
+
+    def findings(self, frames: Iterator[pd.DataFrame]) -> list[Any]:
+        rows = [row for one in frames for row in one.itertuples(index=False)]
+        said = [row for row in rows if row.finding == "partition"]
+        assert [(row.log, row.shard) for row in said] == [self.key] * self.timers
+        self.news, self.waits_until_ms = (said[0].offset, said[0].index) if said else (0, None)
+        return [row for row in rows if row.finding != "partition"]
 
 
 def verdicts(rows: list[Any]) -> list[Verdict]:
@@ -153,9 +162,9 @@ def test_findings_are_the_logs_digest_and_the_replicas_verdicts():
     }
 
 
-def test_nothing_found_gives_no_frame():
+def test_nothing_found_gives_no_frame_where_nobody_waits():
     log = simple()
-    operator = Operator()
+    operator = Operator(timers=False)
     assert list(operator.started().handleInputRows(operator.key, iter([log_frame(log)]), TimerValues(0))) == []
     assert list(operator.started().handleExpiredTimer(operator.key, TimerValues(10**9), None)) == []
 
@@ -182,9 +191,45 @@ def test_missing_reports_are_judged_at_their_deadline():
     operator.take(log_frame(log), now_ms=100)
     # 100 + 1200 ms, in whole half seconds: one timer serves many deadlines, and none is early.
     assert operator.state.timers == [1500]
+    assert operator.waits_until_ms == 1500
     assert operator.expire(1299) == []
+    assert operator.waits_until_ms == 1500
     assert told(operator.expire(1500)) == [(node, "unknown", at.offset) for node in REPLICAS]
+    assert operator.waits_until_ms == NO_DEADLINE
     assert operator.expire(10**6) == []
+
+
+def test_ticks_are_no_news():
+    log = simple()
+    operator = Operator()
+    operator.take(log_frame(log))
+    read = len(log.values)
+    assert operator.news == read
+    log.tick()
+    operator.take(log_frame(log, read))
+    assert operator.news == 0
+    at = log.barrier()
+    operator.take(log_frame(log, read + 1), frame(report_row(log.report(at, REPLICAS[0]))))
+    assert operator.news == 2
+    operator.expire(10**6)
+    assert operator.news == 0, "what it says then is a verdict"
+
+
+def test_a_barrier_at_which_all_have_reported_waits_for_nothing():
+    log = simple()
+    at = log.barrier()
+    operator = Operator()
+    operator.take(log_frame(log), now_ms=100)
+    waits: list[int | None] = []
+    for number, node in enumerate(REPLICAS):
+        operator.take(frame(report_row(log.report(at, node), number)), now_ms=200)
+        waits.append(operator.waits_until_ms)
+    assert waits == [1500, 1500, NO_DEADLINE]
+    assert operator.expire(1500) == []
+    together = Operator()
+    reports = frame(*(report_row(log.report(at, node), number) for number, node in enumerate(REPLICAS)))
+    assert len(verdicts(together.take(log_frame(log), reports))) == len(REPLICAS)
+    assert (together.state.timers, together.waits_until_ms) == ([], NO_DEADLINE)
 
 
 @pytest.mark.parametrize(("now_ms", "at_ms"), [(300, 1500), (301, 2000), (799, 2000), (800, 2000)])

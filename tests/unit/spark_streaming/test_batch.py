@@ -28,7 +28,7 @@ from spark_streaming.batch.core.stored_bytes import (
 from spark_streaming.batch.log_view import LogView
 from spark_streaming.records.logs import OBJECT_MANAGER, PIPELINES
 from spark_streaming.verdicts.core import digests
-from spark_streaming.verdicts.core.shard_state import LogBarrier
+from spark_streaming.verdicts.core.written import LogBarrier, WrittenBatch
 
 SHARD = LogPartition("om.log", 0)
 NODES = ["om1", "om2"]
@@ -49,7 +49,7 @@ def barrier(offset: int = 9, value: int = 0) -> LogBarrier:
 
 def gathered(*verdicts: Verdict) -> GatheredVerdicts:
     found = GatheredVerdicts(replicas={SHARD: NODES})
-    found.on_written(0, list(verdicts), [barrier()])
+    found.on_written(WrittenBatch(batch_id=0, verdicts=list(verdicts), barriers=[barrier()]))
     return found
 
 
@@ -59,9 +59,9 @@ def computed(value: int = 0) -> ShardDigest:
 
 def test_the_last_barrier_is_judged_until_it_is_fixed():
     found = GatheredVerdicts()
-    found.on_written(0, [], [barrier(12), barrier(9)])
+    found.on_written(WrittenBatch(batch_id=0, verdicts=[], barriers=[barrier(12), barrier(9)]))
     found.fixed = True
-    found.on_written(1, [], [barrier(15)])
+    found.on_written(WrittenBatch(batch_id=1, verdicts=[], barriers=[barrier(15)]))
     assert found.barriers[SHARD].offset == 12
 
 
@@ -71,7 +71,7 @@ def test_what_is_judged_is_the_worst_at_the_barrier():
     assert judged is not None
     assert (judged.verdict, judged.basis) == ("diverged", "scrubbed")
     assert not found.is_settled()
-    found.on_written(1, [verdict("om2", "equal")], [])
+    found.on_written(WrittenBatch(batch_id=1, verdicts=[verdict("om2", "equal")], barriers=[]))
     assert found.is_settled()
 
 
@@ -86,7 +86,7 @@ def test_other_barriers_do_not_count_but_a_broken_log_does():
     found = gathered(verdict("om1", "equal"), verdict("om1", "diverged", offset=5, basis="evidence"))
     assert (judged := found.judged(SHARD, "om1")) is not None
     assert judged.verdict == "equal"
-    found.on_written(1, [verdict("", "diverged", offset=4, basis="log")], [])
+    found.on_written(WrittenBatch(batch_id=1, verdicts=[verdict("", "diverged", offset=4, basis="log")], barriers=[]))
     assert (judged := found.judged(SHARD, "om1")) is not None
     assert judged.basis == "log"
 

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -21,9 +22,12 @@ from spark_streaming.jobs import audit_batch, audit_stream, health, running_quer
 from spark_streaming.jobs.audit_metrics import AuditMetrics
 from spark_streaming.jobs.audit_stream import AuditTooOld, Reporter
 from spark_streaming.jobs.health import JobHealth
+from spark_streaming.jobs.progress import ProgressReader
 from spark_streaming.jobs.running_query import MAX_REASON_CHARACTERS, QueryEnd, RunningQuery
 from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
 from spark_streaming.records.batch_gate import BatchGate, GateClosed
+from spark_streaming.records.core.freshness import ReportedPartition
+from spark_streaming.verdicts.core.written import WrittenBatch
 from spark_streaming.verdicts.query import QUERY_NAME, SLOW_STARTS, SLOW_WORKER
 
 EQUAL = Verdict(
@@ -93,15 +97,39 @@ def test_a_reader_never_finds_half_a_file(path: Path):
 
 
 @dataclass
+class JavaProgress:
+    """A progress as Py4J hands it over."""
+
+    said: dict[str, Any]
+
+    def timestamp(self) -> str:
+        return str(self.said.get("timestamp", "2026-11-24T06:00:00.000Z"))
+
+    def json(self) -> str:
+        return json.dumps(self.said)
+
+
+@dataclass
 class Query:
     """A streaming query that has ended, runs, or fails; ``ends`` is what it says each time."""
 
     ends: list[bool | Exception]
-    lastProgress: dict[str, Any] | None = None  # noqa: N815 - Spark's name
+    progress: list[dict[str, Any]] = field(default_factory=list)
+    """What Spark says of it, the newest last."""
     is_stopped: bool = False
     triggers: list[bool] = field(default_factory=list)
     """Whether a micro-batch is in progress, each time it is asked."""
     isActive = True  # noqa: N815 - Spark's name
+
+    @property
+    def _jsq(self) -> Query:
+        return self
+
+    def recentProgress(self) -> list[JavaProgress]:
+        return list(map(JavaProgress, self.progress))
+
+    def lastProgress(self) -> JavaProgress | None:
+        return JavaProgress(self.progress[-1]) if self.progress else None
 
     @property
     def status(self) -> dict[str, bool]:
@@ -136,8 +164,8 @@ def run(path: Path, query: Any, rounds: int = 99, gate: BatchGate | None = None)
     """Run until the query ends, or a signal comes after so many rounds; the query is stopped."""
     asked = iter([False] * rounds + [True])
     session: Any = Session()
-    wakes = WakeUps([10**6])
-    job = RunningQuery(session, query, JobHealth(path), gate or BatchGate(), wakes)
+    wakes = WakeUps([10**6], time.monotonic())
+    job = RunningQuery(session, query, JobHealth(path), gate or BatchGate(), wakes, AuditMetrics())
     found = job.run(lambda: next(asked))
     assert query.is_stopped
     assert session.levels == ["OFF", "ERROR"], "a stop is no error for Spark to log"
@@ -220,7 +248,6 @@ class Runs:
         for name, value in {
             "_Stop": lambda: stop, "build_session": lambda _: session, "_start": started, "Sender": lambda *_: sent,
             "leave_trimmed_checkpoints": lambda _: self.trimmed.pop(0), "topic_partitions": lambda *_: self.topics,
-            "listen": lambda *_: None,
         }.items():  # fmt: skip
             monkeypatch.setattr(audit_stream, name, value)
 
@@ -279,12 +306,36 @@ def test_an_audit_without_a_log_says_so(
 # A quiet cluster.
 
 
-def test_a_quiet_audit_is_woken_once_for_each_delay_after_its_last_finding():
-    wakes = WakeUps([10_000, 600_000])
-    wakes.note(0.0)
-    assert [wakes.is_due(now) for now in (10.9, 11.0, 11.1, 600.0)] == [False, True, False, False]
-    wakes.note(700.0)
-    assert [wakes.is_due(now) for now in (710.0, 711.0, 1301.0, 10**6)] == [False, True, True, False]
+FIRST, SECOND = ReportedPartition(OM_LOG, 0), ReportedPartition(DN_LOG, 0)
+
+
+def due(wakes: WakeUps, *times_s: float) -> list[bool]:
+    return [wakes.is_due(now_s) for now_s in times_s]
+
+
+def test_a_quiet_audit_is_woken_once_for_each_delay_after_its_start():
+    wakes = WakeUps([10_000, 600_000], 100.0)
+    wakes.note({FIRST: None}, 0, 100.0)
+    assert due(wakes, 110.9, 111.0, 111.1, 700.9) == [False, True, False, False]
+    assert wakes.is_near(701.0)
+    assert due(wakes, 701.0, 10**6) == [True, False]
+
+
+def test_it_is_woken_when_a_report_is_to_be_missing():
+    wakes = WakeUps([], 0.0)
+    wakes.note({FIRST: 50_500, SECOND: 40_000}, 40_000, 100.0)
+    assert due(wakes, 100.9, 101.0, 111.4) == [False, True, False]
+    assert not wakes.is_near(111.4)
+    assert wakes.is_near(111.5)
+    assert due(wakes, 111.5, 10**6) == [True, False]
+
+
+def test_it_is_not_woken_once_the_report_has_come():
+    wakes = WakeUps([], 0.0)
+    wakes.note({FIRST: 50_000, SECOND: 50_000}, 40_000, 100.0)
+    wakes.note({FIRST: None}, 41_000, 101.0)
+    wakes.note({SECOND: 60_000}, 42_000, 102.0)
+    assert due(wakes, 111.0, 120.9, 121.0, 10**6) == [False, False, True, False], "what has no rows waits on"
 
 
 def test_wake_ups_go_to_the_topic_of_windows(path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -294,9 +345,8 @@ def test_wake_ups_go_to_the_topic_of_windows(path: Path, monkeypatch: pytest.Mon
     stats: Any = SimpleNamespace(send=sent.append)
     asked = iter([False, False, False, True])
     monkeypatch.setattr(wake_ups, "MARGIN_S", 0.0)
-    wakes = WakeUps([0])
-    wakes.note(0.0)
-    job = RunningQuery(session, some, JobHealth(path), BatchGate(), wakes, stats)
+    wakes = WakeUps([0], 0.0)
+    job = RunningQuery(session, some, JobHealth(path), BatchGate(), wakes, AuditMetrics(), stats)
     assert job.run(lambda: next(asked)) is QueryEnd.ENDED
     assert sent == [[WAKE_UP]]
 
@@ -306,7 +356,7 @@ def quiet_run(path: Path, query: Any) -> QueryEnd:
     session: Any = Session()
     asked = iter([False] * 3 + [True])
     stats: Any = SimpleNamespace(send=lambda _: None)
-    job = RunningQuery(session, query, JobHealth(path), BatchGate(), WakeUps([]), stats)
+    job = RunningQuery(session, query, JobHealth(path), BatchGate(), WakeUps([], 0.0), AuditMetrics(), stats)
     return job.run(lambda: next(asked))
 
 
@@ -315,13 +365,13 @@ LOOKED: dict[str, Any] = {"sources": []}
 
 def test_a_quiet_query_is_put_to_sleep(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(running_query, "QUIET_SECONDS", 0.0)
-    query = Query([False], lastProgress=LOOKED)
+    query = Query([False], progress=[LOOKED])
     assert quiet_run(path, query) is QueryEnd.QUIET
     assert query.is_stopped
 
 
 @pytest.mark.parametrize(
-    "busy", [Query([False] * 3), Query([False] * 3, lastProgress=LOOKED, triggers=[True] * 3)], ids=["new", "busy"]
+    "busy", [Query([False] * 3), Query([False] * 3, progress=[LOOKED], triggers=[True] * 3)], ids=["new", "busy"]
 )
 def test_a_query_that_has_not_looked_or_is_at_work_is_not_quiet(
     path: Path, monkeypatch: pytest.MonkeyPatch, busy: Query
@@ -367,13 +417,11 @@ def test_a_sleeping_audit_is_started_again_by_news_or_a_wake_up_and_ended_by_a_s
 
     job = JobHealth(config.health_file)
     monkeypatch.setattr(audit_stream, "News", lambda *_: Told())
-    asleep = WakeUps([10**6])
-    asleep.note(time.monotonic())
+    asleep = WakeUps([10**6], time.monotonic())
     metrics = AuditMetrics()
     audit_stream.await_news(config, asleep, job, metrics, lambda: False)
     assert seen == [running_query.POLL_SECONDS] * 3
-    due = WakeUps([-2000])
-    due.note(time.monotonic())
+    due = WakeUps([-2000], time.monotonic())
     audit_stream.await_news(config, due, job, metrics, lambda: False)
     audit_stream.await_news(config, asleep, job, metrics, lambda: True)
     assert len(seen) == 3
@@ -386,19 +434,74 @@ def test_a_sleeping_audit_is_started_again_by_news_or_a_wake_up_and_ended_by_a_s
 
 
 def test_a_micro_batch_that_newer_software_wrote_is_told_and_not_committed(path: Path):
-    reporter = Reporter(JobHealth(path), WakeUps([]))
-    reporter.on_written(1, [EQUAL, replace(EQUAL, verdict="unknown")], [])
+    reporter = Reporter(JobHealth(path), WakeUps([], 0.0))
+    reporter.on_written(WrittenBatch(batch_id=1, verdicts=[EQUAL, replace(EQUAL, verdict="unknown")]))
     too_new = replace(EQUAL, verdict="unknown", basis="log", reason="feature level 99: upgrade it")
     with pytest.raises(AuditTooOld, match="feature level 99"):
-        reporter.on_written(2, [EQUAL, too_new], [])
+        reporter.on_written(WrittenBatch(batch_id=2, verdicts=[EQUAL, too_new]))
     assert reporter.too_old == too_new.reason
     assert told(path)["verdicts"]["0/om1/log"]["verdict"] == "unknown"
 
 
 def test_the_offsets_that_the_audit_has_read_are_in_the_health_file(path: Path):
     sources = [{"endOffset": '{"om.log": {"0": 5}}'}, {"endOffset": {"om.audit": {"0": 7}}}, {"endOffset": None}]
-    run(path, Query([False], lastProgress={"sources": sources}), rounds=1)
+    run(path, Query([False], progress=[{"sources": sources}]), rounds=1)
     assert told(path)["offsets"] == {"om.log": {"0": 5}, "om.audit": {"0": 7}}
+
+
+def test_each_progress_counts_once_and_one_without_rows_says_that_the_query_waits(path: Path):
+    """The job asks more often than there are micro-batches, and less often than on a backlog."""
+    read = [
+        {"timestamp": f"2026-11-24T06:00:0{second}.000Z", "numInputRows": rows, "batchId": 7 + second, "sources": []}
+        for second, rows in enumerate((5, 6, 0))
+    ]
+    query: Any = Query([False], progress=read[:1])
+    reader = ProgressReader(query)
+    assert list(reader.new()) == read[:1]
+    assert list(reader.new()) == []
+    query.progress = read
+    metrics = AuditMetrics()
+    for one in reader.new():
+        metrics.on_progress(QUERY_NAME, one)
+    assert list(reader.new()) == []
+    registry = metrics.registry()
+    found = [
+        registry.get_sample_value(f"stratolog_audit_{name}", {"query": QUERY_NAME})
+        for name in ("batches_total", "rows_total", "batch_id")
+    ]
+    assert found == [1, 6, 8]
+
+
+def test_the_metrics_say_whether_the_query_runs(path: Path):
+    metrics = AuditMetrics()
+    seen: list[float | None] = []
+
+    def active() -> float | None:
+        return metrics.registry().get_sample_value("stratolog_audit_query_active", {"query": QUERY_NAME})
+
+    def is_asked_to_stop() -> bool:
+        seen.append(active())
+        return True
+
+    some: Any = Query([])
+    session: Any = Session()
+    RunningQuery(session, some, JobHealth(path), BatchGate(), WakeUps([], 0.0), metrics).run(is_asked_to_stop)
+    assert (*seen, active()) == (1, 0)
+
+
+def test_who_goes_to_sleep_sends_the_windows_first(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(running_query, "QUIET_SECONDS", 0.0)
+    sent: list[str] = []
+    windows: Any = SimpleNamespace(send_if_due=lambda: None, send_now=lambda: sent.append("sent"))
+    session: Any = Session()
+    stats: Any = SimpleNamespace(send=lambda _: None)
+    for stop, end in ((False, QueryEnd.QUIET), (True, QueryEnd.ENDED)):
+        query: Any = Query([False], progress=[LOOKED])
+        job = RunningQuery(
+            session, query, JobHealth(path), BatchGate(), WakeUps([], 0.0), AuditMetrics(), stats, windows
+        )
+        assert job.run(partial(bool, stop)) is end
+    assert sent == ["sent"], "another start sends what is open again"
 
 
 def test_before_the_first_progress_there_are_no_offsets(path: Path):

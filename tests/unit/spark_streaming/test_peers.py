@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from schemas.column_families import OM_COLUMN_FAMILIES
 from spark_streaming.verdicts.core.digests import from_sparse
-from spark_streaming.verdicts.core.peers import agreed
+from spark_streaming.verdicts.core.judging import agreed
 from spark_streaming.verdicts.core.shard_state import MatchingLimits
 from tests.support.audit.auditmodel import report
 from tests.support.audit.shard_auditor import Auditor, simple_log, told

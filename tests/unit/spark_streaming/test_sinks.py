@@ -14,11 +14,19 @@ from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.batch.core.gathering import PartitionFacts
 from spark_streaming.batch.log_view import LogView
 from spark_streaming.records.batch_gate import BatchGate
+from spark_streaming.records.core.freshness import ReportedPartition
 from spark_streaming.records.logs import OBJECT_MANAGER, PIPELINES, AuditedLog
 from spark_streaming.records.sources import log_source, reports_source
-from spark_streaming.verdicts.audit import BARRIER_ROW, FINDING_SCHEMA, VERDICT_ROW, verdict_value
+from spark_streaming.verdicts.audit import (
+    BARRIER_ROW,
+    FINDING_SCHEMA,
+    NO_DEADLINE,
+    PARTITION_ROW,
+    VERDICT_ROW,
+    verdict_value,
+)
 from spark_streaming.verdicts.core import digests
-from spark_streaming.verdicts.core.shard_state import LogBarrier
+from spark_streaming.verdicts.core.written import WrittenBatch
 from spark_streaming.verdicts.sinks import FindingSink
 
 VERDICT = Verdict(
@@ -39,10 +47,8 @@ class Findings:
 
 
 def test_a_sink_with_nowhere_to_write_only_tells():
-    heard: list[tuple[int, list[Verdict], list[LogBarrier]]] = []
-    sink = FindingSink(
-        bootstrap_servers="nowhere", topic=None, output_dir=None, on_written=lambda *one: heard.append(one)
-    )
+    heard: list[WrittenBatch] = []
+    sink = FindingSink(bootstrap_servers="nowhere", topic=None, output_dir=None, on_written=heard.append)
     make = Row(*FINDING_SCHEMA.fieldNames())
     sums = digests.zeros(1)
     sums[4] = 9
@@ -50,17 +56,21 @@ def test_a_sink_with_nowhere_to_write_only_tells():
         make(BARRIER_ROW, OM_LOG, 0, 10, 5, bytearray(digests.to_bytes(sums)), bytearray(b"chain")),
         make(VERDICT_ROW, OM_LOG, 0, 10, 5, bytearray(verdict_value(VERDICT)), None),
         make(BARRIER_ROW, OM_LOG, 1, 11, 6, None, bytearray(b"blind")),
+        make(PARTITION_ROW, OM_LOG, 1, 7, 1234, None, None),
+        make(PARTITION_ROW, DN_LOG, 3, 2, NO_DEADLINE, None, None),
     ]
     frame: Any = Findings(rows)
     sink(frame, 7)
     sink(Findings([]), 8)  # type: ignore[arg-type]
-    (batch_id, verdicts, (summed, blind)), (empty_id, *nothing) = heard
-    assert (batch_id, verdicts) == (7, [VERDICT])
+    written, empty = heard
+    assert (written.batch_id, written.verdicts, written.news, written.has_news) == (7, [VERDICT], 9, True)
+    assert written.deadlines == {ReportedPartition(OM_LOG, 1): 1234, ReportedPartition(DN_LOG, 3): None}
+    summed, blind = written.barriers
     assert (summed.shard, summed.offset, summed.index, summed.chain) == (0, 10, 5, b"chain")
     assert summed.sums is not None
     assert digests.to_sparse(summed.sums) == ([4], [9])
     assert (blind.shard, blind.sums) == (1, None)
-    assert (empty_id, nothing) == (8, [[], []])
+    assert (empty.batch_id, empty.verdicts, empty.barriers, empty.deadlines, empty.has_news) == (8, [], [], {}, False)
 
 
 def test_a_micro_batch_of_ticks_alone_leaves_the_gate_quiet(monkeypatch: pytest.MonkeyPatch):
@@ -69,10 +79,10 @@ def test_a_micro_batch_of_ticks_alone_leaves_the_gate_quiet(monkeypatch: pytest.
     gate = BatchGate()
     sink = FindingSink(bootstrap_servers="nowhere", topic=None, output_dir=None, on_written=lambda *_: None, gate=gate)
     now[0] = 130.0
-    sink(Findings([]), 1)  # type: ignore[arg-type]
-    assert (gate.quiet_s(), gate.passed) == (30.0, 1)
     make = Row(*FINDING_SCHEMA.fieldNames())
-    sink(Findings([make(BARRIER_ROW, OM_LOG, 1, 11, 6, None, bytearray(b"chain"))]), 2)  # type: ignore[arg-type]
+    sink(Findings([make(PARTITION_ROW, OM_LOG, 1, 0, NO_DEADLINE, None, None)]), 1)  # type: ignore[arg-type]
+    assert (gate.quiet_s(), gate.passed) == (30.0, 1)
+    sink(Findings([make(PARTITION_ROW, OM_LOG, 1, 1, NO_DEADLINE, None, None)]), 2)  # type: ignore[arg-type]
     assert gate.quiet_s() == 0.0
 
 

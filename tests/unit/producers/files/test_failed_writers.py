@@ -12,7 +12,7 @@ import pytest
 from om_processors.errors import OMError
 from producers.async_client import AsyncClient
 from producers.errors import DatanodeError, OutcomeUnknown, RequestFailed, RetryableError, StratologError
-from producers.files.key_writer import KeyWriter
+from producers.files.key_writer import BegunKey, KeyWriter
 from schemas.records.messages import CommitKey
 from schemas.result_codes import QUOTA_EXCEEDED
 from tests.chaos.failing_writers import Overwriter, counted
@@ -483,7 +483,7 @@ class _World:
 @pytest.mark.parametrize("lasting", [True, False], ids=["as it is", "with the bug planted"])
 def test_the_judge_of_the_campaign_finds_the_bug_and_nothing_without_it(make, monkeypatch, lasting):
     if not lasting:
-        monkeypatch.setattr(KeyWriter, "_fail", lambda *_: None)
+        monkeypatch.setattr(BegunKey, "on_failure", lambda *_: None)
         monkeypatch.setattr(KeyWriter, "_let_go", lambda *_: None)
         monkeypatch.setattr("tests.support.sdk.datanodes.BlockCluster.datanodes", False)
     world = make(pipelines=2)

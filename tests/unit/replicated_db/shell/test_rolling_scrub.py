@@ -10,7 +10,7 @@ import pytest
 from replicated_db.core.applying.replica import Offered
 from replicated_db.core.errors import StoreFailure
 from replicated_db.core.tables.memory import MemoryStore
-from replicated_db.shell.reports import AuditReports
+from replicated_db.shell.reports import REPEAT_MS, AuditReports
 from replicated_db.shell.rolling_scrub import RollingScrub
 from schemas.codecs.codec import decode_as
 from schemas.records.messages import AuditReport
@@ -130,7 +130,42 @@ def test_while_nothing_is_written_the_last_barrier_is_named(case: Case):
     scanned = tuple(case.replica.scan(case.replica.store).slots())
     assert [(one.slots, one.sums, one.barrier_offset) for one in reports] == [
         (*scanned, case.replica.position.offset)
-    ] * 2, "once when the family was read, once at the end"
+    ], "when the family was read; at the end it is known"
+
+
+def test_what_is_known_is_told_once_and_again_after_a_while(case: Case):
+    case.barrier()
+    for _ in range(3):
+        case.reports.scanned(case.replica, {})
+    case.shard.clock.advance(REPEAT_MS - 1)
+    case.reports.scanned(case.replica, {})
+    case.shard.clock.advance(1)
+    case.reports.scanned(case.replica, {})
+    case.reports.scanned(case.replica, {})
+    assert [one.barrier_offset for one in case.told()] == [case.replica.position.offset] * 2
+
+
+def test_other_rows_and_other_barriers_are_told_at_once(case: Case):
+    case.barrier()
+    first = case.replica.position.offset
+    for differences in ({}, {3: 17}, {3: 17}, {}):
+        case.reports.scanned(case.replica, differences)
+    case.barrier()
+    case.reports.scanned(case.replica, {})
+    second = case.replica.position.offset
+    reports = case.told()
+    assert [one.barrier_offset for one in reports] == [first, first, first, second]
+    kept = tuple(case.replica.digests.slots())
+    assert [(one.slots, one.sums) == kept for one in reports] == [True, False, True, True]
+
+
+def test_a_scrub_at_a_barrier_tells_what_the_rolling_one_need_not_repeat(case: Case):
+    case.barrier()
+    outcome = Offered(reading=None, position=case.replica.position, snapshot=case.replica.store.snapshot())
+    case.reports.publish(case.replica, outcome)
+    eventually(lambda: not case.reports._scrubbing)
+    case.reports.scanned(case.replica, {})
+    assert len(case.told()) == 1
 
 
 def test_a_restart_and_records_that_change_no_rows_forget_no_barrier(case: Case):
