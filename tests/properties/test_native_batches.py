@@ -13,13 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from xxhash import xxh64_intdigest
 
-from schemas.codecs.codec import HEADER_BYTES, encode, encode_at
+from schemas.codecs.codec import HEADER_BYTES, encode, encode_at, header_of
 from schemas.column_families import DN_COLUMN_FAMILIES, OM_COLUMN_FAMILIES, RETRY_TABLE
 from schemas.features import INITIAL
 from schemas.records.log import Batch, Checkpoint, Delete, Merge, Put, RequestPosition, Result
 from schemas.records.messages import AllocatedBlock, CreatedSnapshot, KeySession, LogDigestBase, Response
 from schemas.records.rows import BlockLocation
-from spark_streaming.verdicts.log_reader import LogReader, are_alike
+from spark_streaming.verdicts.log_reader import SCANNED, LogReader, are_alike
 from spark_streaming.verdicts.log_rows import CHECKED_EACH, decoded_log_record
 from tests.properties.examples import examples
 
@@ -95,6 +95,14 @@ def reader(*, scans: bool) -> LogReader:
 
 
 FAST, SLOW = reader(scans=True), reader(scans=False)
+
+
+@pytest.mark.parametrize("cls", SCANNED)
+def test_the_scanner_reads_the_versions_that_are_written_now(cls: type):
+    assert SCANNED[cls] == header_of(cls), (
+        f"the schema of {cls.__name__} has changed: change spark_streaming/verdicts/native.pyx, then its version in "
+        "log_reader.py; until then batches are audited in Python, at half the rate"
+    )
 
 
 def is_ascii(batch: Batch) -> bool:
