@@ -1,8 +1,9 @@
 """One direct connection on the node's side: asyncio calls it with bytes, leaders' threads with answers.
 
-What a peer may make the node hold is bounded: MAX_UNANSWERED requests of MAX_UNANSWERED_BYTES without an answer (then
-nothing more is read from the connection), MAX_UNSENT_BYTES of answers that the peer does not read (then the connection
-is ended), less than one frame that is not whole (then it is ended after HALF_FRAME_S).
+What a peer may make the node hold is bounded: MAX_UNANSWERED requests, or keys of lookups, of MAX_UNANSWERED_BYTES
+without an answer (then nothing more is read from the connection), MAX_UNSENT_BYTES of answers that the peer does not
+read (then the connection is ended), less than one frame that is not whole (then it is ended after HALF_FRAME_S). All
+connections together are bounded too (``held_bytes``).
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.codecs.envelopes import enveloped_responses, requests_in
 from schemas.door.frames import BadDoorFrame, DoorFrame, DoorFrames, DoorKind, door_frame, key_and_request
 from schemas.door.talk import DoorRole, DoorState, DoorTalk, error_frame
-from schemas.records.door import DoorRead, DoorRows
-from schemas.result_codes import INVALID_REQUEST
+from schemas.records.door import DoorRead
+from schemas.result_codes import INVALID_REQUEST, OVERLOADED
 
 MAX_UNANSWERED = 10_000
+"""Requests and keys of lookups."""
 MAX_UNANSWERED_BYTES = 16 * 1024 * 1024
 MAX_UNSENT_BYTES = 32 * 1024 * 1024
+CROWDED_UNANSWERED_BYTES = 1024 * 1024
+"""The same limit while all connections together hold much."""
 GREETING_S = 10.0
 """How long a peer may take to say HELLO."""
 HALF_FRAME_S = 30.0
@@ -35,6 +39,10 @@ class DoorHost(Protocol):
     cluster: str
     shards: int
 
+    @property
+    def crowded(self) -> bool:
+        """Whether all connections together hold so much that each may have less unanswered."""
+
     def submit(self, connection: DoorConnection, shard: int, requests: Sequence[bytes], key: bytes | None) -> None:
         """Have requests executed and answered."""
 
@@ -43,6 +51,9 @@ class DoorHost(Protocol):
 
     def leaders_frame(self) -> bytes:
         """Return who leads."""
+
+    def held(self, connection: DoorConnection, held_bytes: int) -> None:
+        """Hear how many bytes a connection makes the node hold."""
 
 
 class DoorConnection(asyncio.Protocol):
@@ -95,6 +106,7 @@ class DoorConnection(asyncio.Protocol):
             self._since_s = 0.0
         elif not self._since_s:
             self._since_s = self._loop.time()
+        self._tell_held()
         self._keep_pace()
 
     def pause_writing(self) -> None:
@@ -117,9 +129,13 @@ class DoorConnection(asyncio.Protocol):
                 key, request = key_and_request(frame.payload)
                 self._submit(frame, [request], key)
             case DoorKind.READ:
-                read = decode_as(DoorRead, frame.payload)
-                number = frame.number
-                reads.append((read, lambda rows: self._send_rows(number, rows)))
+                reads.append(self._read(decode_as(DoorRead, frame.payload), frame.number, len(frame.payload)))
+
+    def _read(self, read: DoorRead, number: int, size: int) -> tuple[DoorRead, Told]:
+        """Count a lookup until it is answered."""
+        self._unanswered += (keys := max(1, len(read.keys)))
+        self._unanswered_bytes += size
+        return read, lambda rows: self._answered(keys, door_frame(DoorKind.ROWS, encode(rows), number=number))
 
     def _submit(self, frame: DoorFrame, requests: Sequence[bytes], key: bytes | None) -> None:
         if frame.shard >= self._host.shards:
@@ -152,10 +168,8 @@ class DoorConnection(asyncio.Protocol):
         else:
             self._unanswered, self._unanswered_bytes = 0, 0
         self._send(frames)
+        self._tell_held()
         self._keep_pace()
-
-    def _send_rows(self, number: int, rows: DoorRows) -> None:
-        self._send(door_frame(DoorKind.ROWS, encode(rows), number=number))
 
     def tell_leaders(self, frame: bytes) -> None:
         """Send the frame that says who leads: one frame serves all connections."""
@@ -169,10 +183,26 @@ class DoorConnection(asyncio.Protocol):
         if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             transport.abort()
 
-    def _end(self, message: str) -> None:
+    def _end(self, message: str, code: str = INVALID_REQUEST) -> None:
         self._talk.state = DoorState.FAILED
-        self._send(error_frame(INVALID_REQUEST, message, self._host.node))
+        self._send(error_frame(code, message, self._host.node))
         self.close()
+
+    def make_room(self, message: str) -> None:
+        """End the connection: it makes the node hold too much. What its peer does not read is given up."""
+        self._end(message, OVERLOADED)
+        if self._transport is not None and self._transport.get_write_buffer_size() > CROWDED_UNANSWERED_BYTES:
+            self._transport.abort()
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes the node holds for the peer: half a frame, what is unanswered, what the peer does not read."""
+        unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return len(self._frames) + self._unanswered_bytes + unsent
+
+    def _tell_held(self) -> None:
+        if self._transport is not None:
+            self._host.held(self, self.held_bytes)
 
     def close(self) -> None:
         """Close the connection once what was said has been sent."""
@@ -194,7 +224,8 @@ class DoorConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        full = self._unanswered > MAX_UNANSWERED or self._unanswered_bytes > MAX_UNANSWERED_BYTES
+        most_bytes = CROWDED_UNANSWERED_BYTES if self._host.crowded else MAX_UNANSWERED_BYTES
+        full = self._unanswered > MAX_UNANSWERED or self._unanswered_bytes > most_bytes
         wanted = self._peer_reads and not full
         if wanted is self._reads_on:
             return

@@ -7,6 +7,7 @@ index or for the highest index that their sessions name, answers all that had ar
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ MAX_ROWS_BYTES = 4 * 1024 * 1024
 """Most bytes of rows, and of inline keys, in one answer: whoever asks for more is told to ask for fewer keys."""
 MAX_WAITING = 20_000
 """Most lookups of a shard that wait."""
+AT_ONCE_KEYS = 1_000
+"""Most keys that are looked up without a pause, if they are of several lookups."""
 
 Told = Callable[[DoorRows], None]
 
@@ -79,6 +82,9 @@ class DoorLookups:
         self._fatal = fatal
         self._waiting: dict[int, list[_Lookup]] = {shard: [] for shard in replicas}
         self._turns: dict[int, asyncio.Task[None]] = {}
+        self._slow: deque[tuple[int, _Lookup]] = deque()
+        """Lookups that may be answered, behind others with many keys."""
+        self._answering: asyncio.Task[None] | None = None
 
     def ask(self, reads: Sequence[tuple[DoorRead, Told]]) -> None:
         """Answer lookups that arrived together, each by its callback: now, or when its shard may be read."""
@@ -97,7 +103,7 @@ class DoorLookups:
             else:
                 self._wait(shard, lookup)
         for shard, lookups in now.items():
-            self._answer(shard, lookups)
+            self._answer_soon(shard, lookups)
 
     @staticmethod
     def _fault_of(read: DoorRead) -> str | None:
@@ -118,7 +124,7 @@ class DoorLookups:
 
     def _wait(self, shard: int, lookup: _Lookup) -> None:
         waiting = self._waiting[shard]
-        if len(waiting) >= MAX_WAITING:
+        if len(waiting) + len(self._slow) >= MAX_WAITING:
             lookup.told(refused(OVERLOADED, f"{MAX_WAITING} lookups of shard {shard} wait"))
             return
         waiting.append(lookup)
@@ -143,7 +149,41 @@ class DoorLookups:
             for one in lookups:
                 one.told(refused(error.code, str(error)))
             return
-        self._answer(shard, lookups)
+        self._answer_soon(shard, lookups)
+
+    def _answer_soon(self, shard: int, lookups: Sequence[_Lookup]) -> None:
+        """Answer lookups that may be answered: those with the fewest keys now, the others behind those that wait."""
+        at_once: list[_Lookup] = []
+        keys = 0
+        for one in sorted(lookups, key=lambda lookup: len(lookup.read.keys)):
+            keys += len(one.read.keys)
+            if keys <= AT_ONCE_KEYS:
+                at_once.append(one)
+            else:
+                self._slow.append((shard, one))
+        if at_once:
+            self._answer(shard, at_once)
+        if self._slow and self._answering is None:
+            self._answering = asyncio.get_running_loop().create_task(self._answer_slow())
+
+    async def _answer_slow(self) -> None:
+        try:
+            while self._slow:
+                self._answer(*self._some_slow())
+                await asyncio.sleep(0)
+        finally:
+            self._answering = None
+
+    def _some_slow(self) -> tuple[int, Sequence[_Lookup]]:
+        """Take the next lookups of one shard, with at most AT_ONCE_KEYS keys together unless it is one lookup."""
+        shard, first = self._slow.popleft()
+        some, keys = [first], len(first.read.keys)
+        while self._slow and self._slow[0][0] == shard:
+            keys += len(self._slow[0][1].read.keys)
+            if keys > AT_ONCE_KEYS:
+                break
+            some.append(self._slow.popleft()[1])
+        return shard, some
 
     def _answer(self, shard: int, lookups: Sequence[_Lookup]) -> None:
         replica = self._replicas[shard]
@@ -167,3 +207,5 @@ class DoorLookups:
         """End the turns; whoever waits gets no answer, as its connection ends."""
         for turn in self._turns.values():
             turn.cancel()
+        if self._answering is not None:
+            self._answering.cancel()

@@ -2,6 +2,8 @@
 
 A key's name has up to 4,096 bytes, each of which takes three when it is escaped; a listing has two such names. A row's
 key, in hexadecimal, has up to twice 16,384. aiohttp's own limit of 8,190 bytes for a request's line refused them.
+
+Its connections are bounded (``bounded_server``): half of the process's descriptors stay for its files and for Kafka.
 """
 
 from __future__ import annotations
@@ -11,8 +13,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import faust
-from aiohttp.web import AppRunner, SockSite
+from aiohttp.web import SockSite
 from faust.web.drivers.aiohttp import Web
+
+from replicated_db.shell.web.bounded_server import (
+    DESCRIPTOR_SHARE,
+    MAX_WEB_CONNECTIONS,
+    BoundedRunner,
+    raise_descriptors,
+)
 
 MAX_LINE_BYTES = 48 * 1024
 """Most bytes of an HTTP request's line."""
@@ -23,7 +32,8 @@ class NodeWeb(Web):
 
     def __init__(self, app: faust.App, **more: Any) -> None:
         super().__init__(app, **more)
-        self._runner = AppRunner(self.web_app, access_log=None, max_line_size=MAX_LINE_BYTES)
+        most = min(MAX_WEB_CONNECTIONS, raise_descriptors() // DESCRIPTOR_SHARE)
+        self._runner: BoundedRunner = BoundedRunner(self.web_app, most=most, max_line_size=MAX_LINE_BYTES)
         self.listening: Sequence[socket.socket] = ()
         """Sockets that listen already; without any the server makes its own."""
 

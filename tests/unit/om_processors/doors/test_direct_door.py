@@ -216,13 +216,14 @@ class Wire(asyncio.Transport):
 class Host:
     """A node that keeps what comes."""
 
-    node, cluster, shards = "om1", "c", 2
+    node, cluster, shards, crowded = "om1", "c", 2, False
 
     def __init__(self) -> None:
         self.loop: Any = self
         self.now_s = 1000.0
         self.requests: list[tuple[int, Sequence[bytes], bytes | None]] = []
         self.ended = 0
+        self.held_bytes = 0
 
     def time(self) -> float:
         return self.now_s
@@ -237,6 +238,10 @@ class Host:
     def look_up(self, reads: Any) -> None:
         for _, told in reads:
             told(DoorRows(status="OK", message="", shard=0, index=1, rows=[]))
+
+    def held(self, connection: Any, held_bytes: int) -> None:
+        assert connection.held_bytes == held_bytes
+        self.held_bytes = held_bytes
 
     def leaders_frame(self) -> bytes:
         return door_frame(DoorKind.LEADERS, encode(DoorLeaders(shards=2, leaders=[])))
