@@ -47,7 +47,7 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.mutation.lines import LineMap
+from tests.mutation.lines import LineMap, in_stages
 from tests.mutation.mutants import OWN_OPERATORS, Mutant, Source, is_another, skipped_spans, within
 from tests.mutation.recording import LastBegun, Recording, digests_of, record
 
@@ -258,8 +258,11 @@ class ByLine:
 
     def killer(self, module: str, line: int, mutated: str) -> str | None:
         """Return what kills a mutant of a line: a test, or "" for the import; None if it survives."""
-        found = self._killer_among(self._map.tests_of(module, line)[: self._most], module, mutated)
-        return self._killer_among(tests_of_all(module), module, mutated) if found is None else found
+        tests = self._map.tests_of(module, line)[: self._most]
+        for stage in (*in_stages(tests), tests_of_all(module)):
+            if (found := self._killer_among(stage, module, mutated)) is not None:
+                return found
+        return None
 
     def _killer_among(self, tests: list[str], module: str, mutated: str) -> str | None:
         while True:

@@ -348,6 +348,42 @@ def test_an_answer_is_one_envelope(case: Case):
     assert (frame.kind, frame.shard, responses_in(frame.payload)) == (DoorKind.ANSWERS, 1, [b"a", b"b"])
 
 
+# -- the door's own turns ----------------------------------------------------------------------------------------------
+
+
+def test_requests_come_to_the_leader_while_it_leads_and_are_refused_afterwards(site: DoorSite):
+    leader = site.lead(term=4)
+    requests = [request_of(CreateVolume(volume=f"v{n}")) for n in range(2)]
+    sent = [door_frame(DoorKind.REQUESTS, encode(Requests(requests=[encode(one)]))) for one in requests]
+    with Peer(site) as peer:
+        assert decode_as(DoorLeaders, peer.hear(DoorKind.LEADERS).payload).leaders[0].term == 4
+        peer.sock.sendall(sent[0])
+        [answer] = responses_in(peer.hear(DoorKind.ANSWERS).payload)
+        assert decode_as(Response, answer).status == "OK"
+        site.follow(5, "om2", "10.0.0.2:9871")
+        site.depose()
+        told = decode_as(DoorLeaders, peer.hear(DoorKind.LEADERS).payload).leaders[0]
+        assert (told.term, told.node) == (5, "om2"), "it is told without having asked"
+        peer.sock.sendall(sent[1])
+        [refusal] = responses_in(peer.hear(DoorKind.ANSWERS).payload)
+        assert decode_as(Response, refusal).status == "NOT_LEADER"
+    assert [request.call_id for request in leader.executed] == [requests[0].call_id]
+
+
+def test_the_door_looks_for_silent_clients_while_there_are_any(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(direct_door, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(door_connection, "GREETING_S", 0.2)
+    with Peer(site) as polite, Peer(site, UPGRADING) as silent:
+        assert silent.refusal() == "no HELLO within 0 s"
+        wait_until(lambda: site.door.connections == 1)
+        site.follow(9, "om3", "10.0.0.3:9871")  # no leader of this node says so: the door finds it out by looking
+        while decode_as(DoorLeaders, polite.hear(DoorKind.LEADERS).payload).leaders[0].term != 9:
+            pass
+    wait_until(lambda: site.door.connections == 0)
+    with Peer(site, UPGRADING) as another:
+        assert another.refusal() == "no HELLO within 0 s", "after a rest it looks again"
+
+
 # -- lookups -----------------------------------------------------------------------------------------------------------
 
 
@@ -400,7 +436,8 @@ def test_a_flagged_replica_answers_no_lookup(site: DoorSite):
 def test_a_session_waits_until_the_node_has_applied_what_it_names(site: DoorSite):
     """A lookup that may be answered at once is not held up by one that must wait."""
     behind, there = (
-        DoorRead(consistency="session", index=index, volume="vol1", bucket="bucket1", keys=["k"]) for index in (103, 100)
+        DoorRead(consistency="session", index=index, volume="vol1", bucket="bucket1", keys=["k"])
+        for index in (103, 100)
     )
     with Peer(site) as peer:
         peer.sock.sendall(door_frame(DoorKind.READ, encode(behind), number=1))
