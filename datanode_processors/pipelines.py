@@ -25,7 +25,7 @@ from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_tables import is_closed
-from datanode_processors.pipeline.core.request_checks import LOG_REQUESTS, check_block, check_deletion
+from datanode_processors.pipeline.core.request_checks import LOG_REQUESTS, check_block, check_container, check_deletion
 from datanode_processors.pipeline.installs import PipelineInstalls
 from datanode_processors.pipeline.log_requests import LogRequests
 from datanode_processors.pipeline.opening import PipelineOpening
@@ -304,7 +304,7 @@ class Pipelines:
         return Accepted(detail=f"{request.pipeline} is followed")
 
     def _fetch_container(self, request: FetchContainer) -> Accepted:
-        check_block(request.partition, request.container_id, 1)
+        check_container(request.partition, request.container_id)
         pipeline = self.table.member(request.partition) if request.partition in self.table else None
         if pipeline is not None and self._config.node in pipeline.members:
             self.verifier.add(pipeline)

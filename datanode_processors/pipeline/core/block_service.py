@@ -42,8 +42,8 @@ from datanode_processors.pipeline.core.block_tables import (
 from datanode_processors.pipeline.core.request_checks import (
     MAX_BLOCK_BYTES,
     MAX_CHUNK_BYTES,
-    check_block,
     check_chunk,
+    check_container,
     check_deletion,
     check_members,
     check_put_block,
@@ -195,7 +195,7 @@ class BlockService:
 
     def _close_container(self, request: CloseContainer, transaction: Transaction, _: int) -> Accepted:
         self._pipeline(transaction)
-        check_block(self._partition, request.container_id, 1)
+        check_container(self._partition, request.container_id)
         _close(transaction, request.container_id)
         return Accepted(detail=f"container {request.container_id} is closed")
 

@@ -35,11 +35,18 @@ LOG_REQUESTS = (OpenPipeline, ClosePipeline, CloseContainer, PutBlock, DeleteBlo
 
 def check_block(partition: int, container_id: int, local_id: int) -> None:
     """Raise BlockError (INVALID_REQUEST) unless a block with these ids may lie on the pipeline."""
-    # The first container of a cluster has the id 0.
     if not (0 <= container_id < 1 << 63 and 0 < local_id < 1 << 63):
         raise BlockError(
             codes.INVALID_REQUEST, f"block {container_id}/{local_id}: ids have 63 bits, and a local id is not 0"
         )
+    check_container(partition, container_id)
+
+
+def check_container(partition: int, container_id: int) -> None:
+    """Raise BlockError (INVALID_REQUEST) unless a container with this id may lie on the pipeline."""
+    # The first container of a cluster has the id 0.
+    if not 0 <= container_id < 1 << 63:
+        raise BlockError(codes.INVALID_REQUEST, f"container {container_id}: an id has 63 bits")
     if pipeline_of(container_id) != partition:
         raise BlockError(
             codes.INVALID_REQUEST,

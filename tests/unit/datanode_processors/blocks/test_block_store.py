@@ -218,6 +218,15 @@ def test_reclaim_and_delete_end_a_stream(store: BlockStore):
     assert store.written_length(7, 2) == 0
 
 
+def test_a_closed_container_takes_no_more_bytes_and_says_which_it_is(store: BlockStore):
+    write(store, DATA)
+    store.close_container(7)
+    with pytest.raises(BlockError, match="container 7 takes no more bytes") as refusal:
+        store.open_writer(7, 1, len(DATA), CELL)
+    assert refusal.value.code == codes.CONTAINER_CLOSED
+    assert read(store) == DATA
+
+
 def test_a_deleted_block_does_not_come_back(store: BlockStore, tmp_path: Path):
     write(store, DATA)
     write(store, DATA, local_id=2)

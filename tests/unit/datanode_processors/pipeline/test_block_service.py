@@ -639,6 +639,9 @@ def test_what_answers_say() -> None:
     closing = CloseContainer(partition=PARTITION, container_id=CONTAINER)
     assert world.ask(closing).detail == f"container {CONTAINER} is closed"
     assert refused(world.ask(replace(closing, container_id=CONTAINER + 1))) == codes.INVALID_REQUEST
+    for beyond in (PARTITION - 256, PARTITION + (1 << 63)):
+        error = world.ask(replace(closing, container_id=beyond))
+        assert (refused(error), error.message) == (codes.INVALID_REQUEST, f"container {beyond}: an id has 63 bits")
     assert world.ask(ClosePipeline(partition=PARTITION, generation=1)).detail == f"pipeline-{PARTITION} is closed"
     error = world.ask(put(1, partition=9, container_id=256 + 9))
     assert (error.datanode, error.offset, error.hint) == ("dn1", UNKNOWN_OFFSET, "")

@@ -353,6 +353,42 @@ def test_an_answer_is_one_envelope(case: Case):
     assert (frame.kind, frame.shard, responses_in(frame.payload)) == (DoorKind.ANSWERS, 1, [b"a", b"b"])
 
 
+# -- the door's own turns ----------------------------------------------------------------------------------------------
+
+
+def test_requests_come_to_the_leader_while_it_leads_and_are_refused_afterwards(site: DoorSite):
+    leader = site.lead(term=4)
+    requests = [request_of(CreateVolume(volume=f"v{n}")) for n in range(2)]
+    sent = [door_frame(DoorKind.REQUESTS, encode(Requests(requests=[encode(one)]))) for one in requests]
+    with Peer(site) as peer:
+        assert decode_as(DoorLeaders, peer.hear(DoorKind.LEADERS).payload).leaders[0].term == 4
+        peer.sock.sendall(sent[0])
+        [answer] = responses_in(peer.hear(DoorKind.ANSWERS).payload)
+        assert decode_as(Response, answer).status == "OK"
+        site.follow(5, "om2", "10.0.0.2:9871")
+        site.depose()
+        told = decode_as(DoorLeaders, peer.hear(DoorKind.LEADERS).payload).leaders[0]
+        assert (told.term, told.node) == (5, "om2"), "it is told without having asked"
+        peer.sock.sendall(sent[1])
+        [refusal] = responses_in(peer.hear(DoorKind.ANSWERS).payload)
+        assert decode_as(Response, refusal).status == "NOT_LEADER"
+    assert [request.call_id for request in leader.executed] == [requests[0].call_id]
+
+
+def test_the_door_looks_for_silent_clients_while_there_are_any(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(direct_door, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(door_connection, "GREETING_S", 0.2)
+    with Peer(site) as polite, Peer(site, UPGRADING) as silent:
+        assert silent.refusal() == "no HELLO within 0 s"
+        wait_until(lambda: site.door.connections == 1)
+        site.follow(9, "om3", "10.0.0.3:9871")  # no leader of this node says so: the door finds it out by looking
+        while decode_as(DoorLeaders, polite.hear(DoorKind.LEADERS).payload).leaders[0].term != 9:
+            pass
+    wait_until(lambda: site.door.connections == 0)
+    with Peer(site, UPGRADING) as another:
+        assert another.refusal() == "no HELLO within 0 s", "after a rest it looks again"
+
+
 # -- lookups -----------------------------------------------------------------------------------------------------------
 
 
@@ -375,6 +411,61 @@ def test_keys_of_snapshots_and_unknown_consistencies_are_refused(site: DoorSite)
         with Peer(site) as peer:
             peer.sock.sendall(door_frame(DoorKind.READ, encode(read)))
             assert decode_as(DoorRows, peer.hear(DoorKind.ROWS).payload).status == status
+
+
+@pytest.mark.parametrize("consistency", ["linearizable", "session"])
+def test_who_waits_for_a_shard_that_cannot_be_read_is_told_and_the_next_is_answered(site: DoorSite, consistency: str):
+    read = DoorRead(consistency=consistency, index=101, volume="vol1", bucket="bucket1", keys=["k"])
+    site.readable = "NO_LEADER"
+    with Peer(site) as peer:
+        peer.sock.sendall(b"".join(door_frame(DoorKind.READ, encode(read), number=number) for number in (1, 2)))
+        for number in (1, 2):
+            frame = peer.hear(DoorKind.ROWS)
+            refusal = decode_as(DoorRows, frame.payload)
+            assert (frame.number, refusal.status, refusal.message, refusal.rows) == (number, "NO_LEADER", "not now", [])
+        site.readable = None
+        site.position.index = 101
+        peer.sock.sendall(door_frame(DoorKind.READ, encode(read), number=3))
+        answer = decode_as(DoorRows, peer.hear(DoorKind.ROWS).payload)
+        assert (answer.status, answer.index, answer.rows) == ("OK", 101, [None])
+    assert site.failures == []
+
+
+def test_a_flagged_replica_answers_no_lookup(site: DoorSite):
+    site.readable = "REPLICA_FLAGGED"
+    with Peer(site) as peer:
+        peer.sock.sendall(door_frame(DoorKind.READ, encode(_read(["k"]))))
+        assert decode_as(DoorRows, peer.hear(DoorKind.ROWS).payload).status == "REPLICA_FLAGGED"
+
+
+def test_a_session_waits_until_the_node_has_applied_what_it_names(site: DoorSite):
+    """A lookup that may be answered at once is not held up by one that must wait."""
+    behind, there = (
+        DoorRead(consistency="session", index=index, volume="vol1", bucket="bucket1", keys=["k"])
+        for index in (103, 100)
+    )
+    with Peer(site) as peer:
+        peer.sock.sendall(door_frame(DoorKind.READ, encode(behind), number=1))
+        wait_until(lambda: site.asked)
+        peer.sock.sendall(door_frame(DoorKind.READ, encode(there), number=2))
+        assert peer.hear(DoorKind.ROWS).number == 2
+        assert site.asked == [("session", {0: 103})]
+        site.position.index = 103
+        frame = peer.hear(DoorKind.ROWS)
+    assert (frame.number, decode_as(DoorRows, frame.payload).index) == (1, 103)
+
+
+def test_no_more_lookups_of_a_shard_wait_than_the_limit_says(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("om_processors.doors.door_lookups.MAX_WAITING", 2)
+    read = encode(DoorRead(consistency="session", index=101, volume="vol1", bucket="bucket1", keys=["k"]))
+    with Peer(site) as peer:
+        peer.sock.sendall(door_frame(DoorKind.READ, read, number=1))
+        wait_until(lambda: site.asked)  # the first has its turn, the others wait for theirs
+        peer.sock.sendall(b"".join(door_frame(DoorKind.READ, read, number=number) for number in (2, 3, 4)))
+        frame = peer.hear(DoorKind.ROWS)
+        assert (frame.number, decode_as(DoorRows, frame.payload).status) == (4, "OVERLOADED")
+        site.position.index = 101
+        assert sorted(peer.hear(DoorKind.ROWS).number for _ in range(3)) == [1, 2, 3]
 
 
 def test_rows_have_a_limit(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
