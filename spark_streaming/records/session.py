@@ -48,6 +48,9 @@ So does Spark's default for local folders, but that starts a process (``readlink
 forty for each micro-batch: a third of the processor time of a small one.
 """
 
+PYTHON_DAEMON = f"{__name__.rpartition('.')[0]}.python_daemon"
+"""Forks Python's workers: see there."""
+
 STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -156,6 +159,7 @@ def _queries(settings: SparkSettings) -> dict[str, str]:
         "spark.sql.adaptive.coalescePartitions.enabled": "false",
         "spark.sql.codegen.maxFields": str(CODEGEN_FIELDS),
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_RECORDS),
+        "spark.python.daemon.module": PYTHON_DAEMON,
         "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILES,
         "spark.sql.streaming.stateStore.providerClass": STATE_STORE,
         # Write one delta file per micro-batch instead of a whole snapshot.
