@@ -12,6 +12,7 @@ from datanode_processors.blocks.fsync import CLOSE, FSYNC_POLICIES
 from replicated_db.core.bootstrap.peer_choice import DEFAULT_BOOTSTRAP_RECORDS
 from replicated_db.core.trimming.trim_rule import DEFAULT_TRIM_LOG_AFTER_MS
 from schemas.privilege import ClusterSecret
+from schemas.security.tls import ProcessTls
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 DEFAULT_RACK = "/default-rack"
@@ -64,6 +65,8 @@ class DatanodeConfig:
     """For how long a pipeline's leader keeps the records of its log; 0 = until an operator trims it."""
     secret: ClusterSecret | None = None
     """The cluster's secret; without it every call that changes something is refused."""
+    tls: ProcessTls | None = None
+    """How the datanode speaks TLS, on both servers and to others; None: it speaks in clear."""
     http_hosts: frozenset[str] = frozenset()
     """Host names that requests to the HTTP server may give, besides addresses and localhost; ``*`` = any."""
     log_level: str = "INFO"
