@@ -332,12 +332,12 @@ def connect(address: str, timeout_s: float, tls: WireTls | None = None) -> Wire:
         return _wire_to(host, port, timeout_s, tls)
     except TimeoutError as error:
         raise WireClosed(f"no connection to {address} within {timeout_s:g} s", timed_out=True) from error
-    except ValueError as error:  # an impossible host name
-        raise BlockError(stream_errors.INVALID_REQUEST, f"{address!r} is no address host:port") from error
     except OSError as error:
         if error.errno in NO_DESCRIPTOR:  # not the other datanode's fault: a client would leave it out
             raise BlockError(stream_errors.OVERLOADED, f"no connection to {address}: {error.strerror} here") from error
         raise WireClosed(f"no connection to {address}: {why_not(error)}") from error
+    except ValueError as error:  # an impossible host name; a certificate that is refused is an OSError, too
+        raise BlockError(stream_errors.INVALID_REQUEST, f"{address!r} is no address host:port") from error
 
 
 def _wire_to(host: str, port: int, timeout_s: float, tls: WireTls | None) -> Wire:

@@ -32,7 +32,7 @@ def om_log_trimming(
 ) -> LogTrimming:  # fmt: skip
     """Return the trimming of the shards that a node leads."""
     trimmer = LogTrimmer(
-        config.bootstrap_servers, OM_LOG, OM_LOG, cluster=config.cluster, topic_id=topic_id, secret=config.secret,
+        config.bootstrap_servers, OM_LOG, OM_LOG, cluster=config.cluster, topic_id=topic_id, secret=config.secret, tls=config.tls,
         clock=clock,
     )  # fmt: skip
     return LogTrimming(trimmer, loops, partial(_propose, proposer), partial(_addresses, config), holds)

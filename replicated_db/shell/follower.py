@@ -38,6 +38,7 @@ from replicated_db.shell.web.http_guard import HttpGuard
 from replicated_db.shell.web.node_web import NodeWeb
 from schemas.codecs.codec import Undecodable, decode_as
 from schemas.records.messages import AuditReport
+from schemas.security.tls import ProcessTls
 from schemas.topics import MAX_MESSAGE_BYTES, SILENT_BROKER_MS
 
 if TYPE_CHECKING:
@@ -73,12 +74,12 @@ IDLE_FOR_GOOD_S = 10 * 365 * 86_400.0
 def make_app(
     name: str, *, bootstrap_servers: str, host: str, port: int, data_dir: Path, fatal: Callable[[BaseException], None],
     follows: Iterable[tuple[str, int]] | None = None, placed: int | None = None, flowing_wait_ms: int = FLOWING_WAIT_MS,
-    guard: HttpGuard | None = None,
+    guard: HttpGuard | None = None, tls: ProcessTls | None = None,
 ) -> faust.App:  # fmt: skip
     """Return the Faust app of this process. ``name`` is its group id, fresh for each start; ``fatal`` ends the process.
 
     The app's web server listens on ``host``:``port`` and serves what ``guard`` lets through. Without a guard it serves
-    nothing that changes anything. With ``follows``, only these (topic, partition) pairs are fetched, until
+    nothing that changes anything. With ``tls`` the server speaks TLS alone. With ``follows``, only these (topic, partition) pairs are fetched, until
     ``FollowerTransport.follow`` names more. With ``placed``, the topics may grow: the group has offsets for this many
     partitions of each topic, and partitions added later are read from their beginning. ``flowing_wait_ms`` is how long
     a broker may gather records while they flow.
@@ -106,7 +107,7 @@ def make_app(
         # A follower without partitions fetches nothing. At the poll interval's end it would leave the group for good.
         broker_max_poll_interval=IDLE_FOR_GOOD_S,
     )
-    app.web = NodeWeb(app)
+    app.web = NodeWeb(app, None if tls is None else tls.server(needs_certificate=False))
     app.transport = FollowerTransport(
         app.conf.broker_consumer, app, fatal=fatal, follows=follows, placed=placed, flowing_wait_ms=flowing_wait_ms
     )

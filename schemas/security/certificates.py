@@ -81,6 +81,10 @@ class ExpectedPeer:
         return f"{' or '.join(sorted(self.roles))} {self.name or '(any)'}"
 
 
+AN_OM = ExpectedPeer(roles=frozenset({Role.OM}))
+A_MEMBER = ExpectedPeer(roles=MEMBERS)
+
+
 def identity_of(certificate: Mapping[str, Any] | None) -> PeerIdentity:
     """Return the holder of a verified certificate, as ``ssl.SSLSocket.getpeercert`` shows it.
 

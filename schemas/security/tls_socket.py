@@ -119,6 +119,10 @@ class TlsSocket:
         """As a plain socket's."""
         self._sock.setsockopt(*option)
 
+    def getblocking(self) -> bool:
+        """Say whether calls that receive wait."""
+        return self._receive_s != 0
+
     def getsockopt(self, *option: Any) -> Any:
         """As a plain socket's."""
         return self._sock.getsockopt(*option)

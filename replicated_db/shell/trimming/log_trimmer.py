@@ -18,6 +18,7 @@ from replicated_db.shell.trimming.kafka_records import KafkaRecords
 from replicated_db.shell.trimming.member_calls import MemberCalls
 from replicated_db.shell.trimming.verdict_tail import VerdictTail
 from schemas.privilege import ClusterSecret
+from schemas.security.tls import ProcessTls
 
 MAX_OPEN_PARTITIONS = 8
 """Partitions whose connections to the brokers are kept; each has threads of its own."""
@@ -31,10 +32,10 @@ class LogTrimmer:
 
     def __init__(
         self, bootstrap_servers: str, topic: str, log: str, *, cluster: str, topic_id: str, secret: ClusterSecret | None,
-        clock: Clock,
+        clock: Clock, tls: ProcessTls | None = None,
     ) -> None:  # fmt: skip
         self._clock = clock
-        self._calls = MemberCalls(cluster, secret)
+        self._calls = MemberCalls(cluster, secret, tls)
         self._verdicts = VerdictTail(bootstrap_servers, log)
         self._servers, self._topic, self._topic_id = bootstrap_servers, topic, topic_id
         self._records: dict[int, KafkaRecords] = {}
