@@ -22,6 +22,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from xxhash import xxh3_64_hexdigest
 
+from schemas.kafka.client_settings import client_settings
 from schemas.topics import MAX_MESSAGE_BYTES
 from stratolog.errors import Unavailable, UsageError
 from stratolog.local.processes import Process, free_ports, log_tail, spawn, stop_all, wait_until
@@ -120,7 +121,7 @@ class KafkaCluster:
     def wait_ready(self, processes: Sequence[Process], timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until every broker is registered and serves; raises Unavailable with the log's end if not."""
         admin = AdminClient(
-            {"bootstrap.servers": self.bootstrap_servers, "reconnect.backoff.max.ms": RECONNECT_MS, "log_level": 0}
+            client_settings(self.bootstrap_servers, {"reconnect.backoff.max.ms": RECONNECT_MS, "log_level": 0})
         )
 
         def is_settled() -> bool:

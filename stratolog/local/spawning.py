@@ -69,7 +69,8 @@ def audit_command(settings: Settings) -> list[str]:
     folder = audit_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
     config = {
-        "bootstrap_servers": settings.bootstrap_servers,
+        "bootstrap_servers": settings.connection.servers,
+        "kafka": dict(settings.kafka),
         "work_dir": str(folder),
         "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
         "cluster": settings.cluster,
