@@ -164,6 +164,8 @@ class Settings:
     """How long a client tries one request; below the 5 minutes after which it would expire."""
     max_in_flight: int = _setting(values.integer(1, 100_000), default=4_000)
     """Requests that a client has on the way at most."""
+    secure: bool | None = _setting(values.boolean, default=None)
+    """Whether the local stack's brokers know who asks: TLS, passwords, certificates, ACLs. Unset: they do not."""
     audit: bool = _setting(values.boolean, default=True)
     """Whether the local stack runs the Spark audit."""
     ui: bool | None = _setting(values.boolean, default=None)
