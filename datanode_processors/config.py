@@ -11,6 +11,7 @@ from pathlib import Path
 from datanode_processors.blocks.fsync import CLOSE, FSYNC_POLICIES
 from replicated_db.core.bootstrap.peer_choice import DEFAULT_BOOTSTRAP_RECORDS
 from replicated_db.core.trimming.trim_rule import DEFAULT_TRIM_LOG_AFTER_MS
+from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
 from schemas.security.tls import ProcessTls
 
@@ -33,7 +34,7 @@ class DatanodeConfig:
     """Port of the stream server."""
     http_port: int
     """Port of the HTTP server."""
-    bootstrap_servers: str
+    bootstrap_servers: Brokers
     """Kafka's ``bootstrap.servers``."""
     data_dir: Path
     """Directory of this datanode's blocks and databases; it is shared with nobody."""

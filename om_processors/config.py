@@ -11,6 +11,7 @@ from pathlib import Path
 from replicated_db.core.applying.rolling_pass import DEFAULT_SCRUB_WITHIN_MS
 from replicated_db.core.bootstrap.peer_choice import DEFAULT_BOOTSTRAP_RECORDS
 from replicated_db.core.trimming.trim_rule import DEFAULT_TRIM_LOG_AFTER_MS
+from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
 from schemas.security.tls import ProcessTls
 from schemas.sharding import MAX_PIPELINES
@@ -31,7 +32,7 @@ class NodeConfig:
     """Host that the node's HTTP server binds, and by which others reach it."""
     address_port: int
     """Port of the node's HTTP server."""
-    bootstrap_servers: str
+    bootstrap_servers: Brokers
     """Kafka's ``bootstrap.servers``."""
     shards: int
     """Number of shards, fixed when the cluster is created."""

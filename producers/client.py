@@ -36,7 +36,7 @@ from producers.requests import arguments, bodies
 from producers.requests.core.calls import Done, Outcome
 from producers.requests.engine import RequestEngine, make_settings
 from producers.requests.keys import block_of, session_of, snapshot_of
-from producers.requests.transport import common_settings
+from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, RequestBody, Response
 from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
@@ -55,7 +55,13 @@ CLOSE_TIMEOUT_MS = 30_000
 class Client:
     """A connection to a Stratolog cluster; safe to share between threads.
 
-    ``bootstrap_servers`` are Kafka's: requests go through the brokers. With ``nodes`` (``host:port``) they go straight
+    ``bootstrap_servers`` are Kafka's: requests go through the brokers. ``kafka`` are settings of that connection, for
+    brokers that want TLS or a login, by librdkafka's names; passwords are in files::
+
+        kafka={"security.protocol": "SASL_SSL", "ssl.ca.location": "ca.pem", "sasl.username": "alice",
+               "sasl.password.file": "alice.password"}
+
+    With ``nodes`` (``host:port``) they go straight
     to the shard's leader, and through the brokers, if any are given, only where no leader is reached. Reads ask
     ``nodes``, or else the nodes that the brokers know; if ``read_from`` is given, they ask the nodes at its HTTP
     addresses, in order of preference. ``caller`` is the user on whose behalf requests are made. A call ends within
@@ -81,8 +87,9 @@ class Client:
 
     def __init__(
         self,
-        bootstrap_servers: str = "",
+        bootstrap_servers: Brokers = "",
         *,
+        kafka: Mapping[str, object] | None = None,
         nodes: Sequence[str] = (),
         caller: str | None = None,
         deadline_ms: int = 60_000,
@@ -96,6 +103,7 @@ class Client:
     ) -> None:
         settings = make_settings(
             bootstrap_servers,
+            kafka=kafka,
             caller=caller,
             deadline_ms=deadline_ms,
             max_in_flight=max_in_flight,
@@ -109,7 +117,7 @@ class Client:
         reads = Reads(
             nodes if read_from == () else read_from,
             deadline_ms=deadline_ms,
-            find=partial(find_nodes, common_settings(bootstrap_servers)),
+            find=partial(find_nodes, settings.bootstrap_servers),
         )
         try:
             pipeline = open_engine(settings)

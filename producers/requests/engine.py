@@ -20,7 +20,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -51,6 +51,7 @@ from producers.requests.transport import Transport
 from producers.waiting import SlowWait
 from schemas.codecs import codec
 from schemas.codecs.envelopes import responses_in
+from schemas.kafka.connection import Brokers, KafkaConnection, connection
 from schemas.privilege import ClusterSecret
 from schemas.records.door import DoorRead, DoorRows
 from schemas.records.messages import RequestBody, Response
@@ -84,7 +85,7 @@ class RequestSettings:
     no node is reached.
     """
 
-    bootstrap_servers: str
+    bootstrap_servers: Brokers
     caller: str
     policy: Policy
     max_linger_ms: float = 10.0
@@ -104,8 +105,9 @@ class RequestSettings:
 
 
 def make_settings(
-    bootstrap_servers: str,
+    bootstrap_servers: Brokers,
     *,
+    kafka: Mapping[str, object] | None = None,
     caller: str | None,
     deadline_ms: int,
     max_in_flight: int,
@@ -115,15 +117,16 @@ def make_settings(
     nodes: Sequence[str] = (),
     tracer: Tracer | None = None,
 ) -> RequestSettings:
-    """Return a client's settings; raises TypeError, InvalidArgument.
+    """Return a client's settings; raises TypeError, ValueError.
 
     ``caller`` defaults to the name of the process's user.
     """
     doors = tuple(_door(one) for one in arguments.sequence("nodes", nodes, str, "str"))
-    if not arguments.text("bootstrap_servers", bootstrap_servers).strip(" ,") and not doors:
+    brokers = _brokers(bootstrap_servers, kafka)
+    if not brokers and not doors:
         raise InvalidArgument("bootstrap_servers", "must name a broker, as in 127.0.0.1:9092 (or give nodes)")
     return RequestSettings(
-        bootstrap_servers=bootstrap_servers,
+        bootstrap_servers=brokers,
         caller=default_caller() if caller is None else arguments.text("caller", caller),
         policy=Policy(
             deadline_ms=arguments.number("deadline_ms", deadline_ms, 1, MAX_DEADLINE_MS),
@@ -135,6 +138,16 @@ def make_settings(
         nodes=doors,
         tracer=_tracer(tracer),
     )
+
+
+def _brokers(bootstrap_servers: Brokers, kafka: Mapping[str, object] | None) -> Brokers:
+    """Return how the brokers are reached, "" if none are named; raises BadKafkaSetting for settings or their files."""
+    named = isinstance(bootstrap_servers, KafkaConnection) or arguments.text("bootstrap_servers", bootstrap_servers)
+    if isinstance(named, str) and not named.strip(" ,"):
+        return ""
+    found = connection(bootstrap_servers, kafka)
+    found.check_files()
+    return found if found.options else bootstrap_servers
 
 
 def _tracer(tracer: Tracer | None) -> Tracer | None:

@@ -3,6 +3,8 @@
 Example::
 
     {"bootstrap_servers": "127.0.0.1:9092", "jars_dir": "/path/to/jars", "work_dir": "/path/to/work"}
+
+``kafka`` holds ``kafka.*`` settings, for brokers that want TLS or a login (``schemas.kafka.connection``).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from schemas.kafka.connection import Brokers, connection
 from schemas.topics import OM_STATS, OM_VERDICTS
 from spark_streaming.records.logs import KNOWN_LOGS, AuditedLog
 from spark_streaming.records.session import LOOPBACK, SparkSettings
@@ -42,7 +45,7 @@ class AuditConfig:
     ``nice``: the niceness of the running audit's processes, 0 to 19. Where processors are short, requests go first.
     """
 
-    bootstrap_servers: str
+    bootstrap_servers: Brokers
     work_dir: Path
     checkpoint: Path | None = None
     jars_dir: Path | None = None
@@ -123,13 +126,14 @@ _POSITIVE = ("report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_
 def config_from(values: Mapping[str, Any]) -> AuditConfig:
     """Return a configuration from plain values; raises ValueError naming what is unknown, missing or wrong."""
     known = {one.name: one for one in fields(AuditConfig)}
-    unknown = sorted(set(values) - set(known))
+    unknown = sorted(set(values) - {*known, "kafka"})
     if unknown:
         raise ValueError(f"unknown settings: {', '.join(unknown)}")
     missing = [n for n, f in known.items() if f.default is f.default_factory is MISSING and n not in values]
     if missing:
         raise ValueError(f"missing settings: {', '.join(missing)}")
     typed = dict(values)
+    typed["bootstrap_servers"] = connection(typed["bootstrap_servers"], typed.pop("kafka", None))
     for name in _PATHS:
         if typed.get(name) is not None:
             typed[name] = _path(name, typed[name])

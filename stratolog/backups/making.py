@@ -126,7 +126,7 @@ class _Making:
     def _take(self, shard: int, look: Callable[[StoreView], None]) -> ShardBackup:
         settings = self._settings
         identity = Identity(cluster=settings.cluster, shard=shard, shards=settings.shards, node=ASKER)
-        log = KafkaLog(settings.bootstrap_servers, OM_LOG, shard, self._topic)
+        log = KafkaLog(settings.connection, OM_LOG, shard, self._topic)
         peers = [ServingPeer(node.name, node.address) for node in settings.nodes]
         source = ShardSource(identity=identity, families=OM_FAMILIES, log=log, peers=peers)
         try:

@@ -73,7 +73,7 @@ def client_of(
     with tracer_of(settings, "stratolog-command") as tracer:
         try:
             client = Client(
-                settings.bootstrap_servers,
+                settings.connection,
                 caller=settings.caller,
                 deadline_ms=deadline_ms,
                 max_in_flight=max(settings.max_in_flight, in_flight),

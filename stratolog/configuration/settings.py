@@ -3,7 +3,7 @@
 An unknown name is an error, in the file and in the environment. So is a value of the wrong type or out of range. The
 message names the setting, the value and where it was found.
 
-In the file ``nodes``, ``datanodes`` and ``racks`` are tables (``om1 = "127.0.0.1:9871"``), ``pipelines`` an array; in
+In the file ``nodes``, ``datanodes``, ``racks`` and ``kafka`` are tables (``om1 = "127.0.0.1:9871"``), ``pipelines`` an array; in
 the environment all are separated by commas (``om1=127.0.0.1:9871,om2=...``), and an empty table is ``none``.
 ``stratolog.configuration.settings_values`` reads single values; ``stratolog.configuration.node_configs`` makes
 configurations of nodes from them.
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from schemas.kafka.connection import BadKafkaSetting, KafkaConnection, connection
 from schemas.sharding import MAX_SHARDS
 from schemas.small_objects import MAX_INLINE_BYTES
 from stratolog.configuration import settings_values as values
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
 
 PREFIX = "STRATOLOG_"
 DEFAULT_NODES = tuple(NodeAddress(name=f"om{n}", host="127.0.0.1", port=9870 + n) for n in (1, 2, 3))
-TABLES = ("nodes", "datanodes", "racks")
+TABLES = ("nodes", "datanodes", "racks", "kafka")
 """Settings that are tables in the file."""
+KAFKA_PREFIX = "kafka_"
+"""Variables of single ``kafka.*`` settings: STRATOLOG_KAFKA_SASL_USERNAME is ``sasl.username`` of ``[kafka]``."""
 SECRET_FILE = "cluster-secret"  # noqa: S105 - where it is, not what it is
 MIB = 1024 * 1024
 DAY_MS = 86_400_000
@@ -57,6 +60,13 @@ class Settings:
 
     bootstrap_servers: str = _setting(values.addresses, default="127.0.0.1:9092")
     """Kafka's ``bootstrap.servers``: ``host:port``, separated by commas."""
+    node_bootstrap_servers: str | None = _setting(values.addresses, default=None)
+    """Where nodes, datanodes, the audit and operators' commands reach the brokers, if elsewhere than users do.
+
+    Brokers that know users by passwords and nodes by certificates have two listeners. Unset: ``bootstrap_servers``.
+    """
+    kafka: tuple[tuple[str, str], ...] = _setting(values.kafka, default=())
+    """How brokers are reached that want TLS or a login: a table of ``kafka.*`` settings (below)."""
     cluster: str = _setting(values.name, default="stratolog")
     """Name of the cluster, recorded in the log."""
     shards: int = _setting(values.integer(1, MAX_SHARDS), default=2)
@@ -154,6 +164,8 @@ class Settings:
     """How long a client tries one request; below the 5 minutes after which it would expire."""
     max_in_flight: int = _setting(values.integer(1, 100_000), default=4_000)
     """Requests that a client has on the way at most."""
+    secure: bool | None = _setting(values.boolean, default=None)
+    """Whether the local stack's brokers know who asks: TLS, passwords, certificates, ACLs. Unset: they do not."""
     audit: bool = _setting(values.boolean, default=True)
     """Whether the local stack runs the Spark audit."""
     ui: bool | None = _setting(values.boolean, default=None)
@@ -178,6 +190,16 @@ class Settings:
 
     explicit: frozenset[str] = field(default=frozenset(), compare=False)
     """Names of the settings that the file or the environment gave; the others are defaults."""
+
+    @property
+    def connection(self) -> KafkaConnection:
+        """How this process reaches the brokers; raises UsageError for settings or files that cannot be used."""
+        try:
+            found = connection(self.node_bootstrap_servers or self.bootstrap_servers, dict(self.kafka))
+            found.check_files()
+        except BadKafkaSetting as error:
+            raise UsageError(f"setting {error}") from error
+        return found
 
     @property
     def secret_file(self) -> Path:
@@ -235,6 +257,8 @@ class Settings:
         lines += ["", "[datanodes]"]
         lines += [f"{_toml(node.name)} = {_toml(f'{node.address}:{node.http_port}')}" for node in self.datanodes]
         lines += ["", "[racks]", *(f"{_toml(node)} = {_toml(where)}" for node, where in self.racks)]
+        if self.kafka:
+            lines += ["", "[kafka]", *(f"{name} = {_toml(value)}" for name, value in self.kafka)]
         return "\n".join(lines) + "\n"
 
 
@@ -246,6 +270,8 @@ def read_setting(given_name: str, value: Any, source: str) -> Any:
     """Read one value, or raise UsageError; ``given_name`` is the setting as written, with capitals and prefix."""
     in_environment = given_name.startswith(PREFIX)
     name = given_name.removeprefix(PREFIX).lower() if in_environment else given_name
+    if in_environment and name.startswith(KAFKA_PREFIX):
+        name, value = "kafka", {name.removeprefix(KAFKA_PREFIX).replace("_", "."): value}
     if name not in _READERS:
         near = difflib.get_close_matches(name, NAMES, n=1)
         hint = f"; did you mean '{PREFIX + near[0].upper() if in_environment else near[0]}'?" if near else ""

@@ -53,7 +53,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
     """Run the drill."""
     with session.step("check that the stack is whole"):
         cluster.check_whole()
-    servers = cluster.settings.bootstrap_servers
+    servers = cluster.settings.connection
     since = int(cluster.view(cluster.wait_leader(shard), shard)["applied_offset"])
     with (
         ReportTap(servers, shard) as reports,

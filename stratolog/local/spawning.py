@@ -8,7 +8,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from schemas.kafka.access import KafkaPrincipal
 from schemas.topics import DN_LOG, OM_LOG
+from stratolog.brokers.admission import admit, as_variables
 from stratolog.configuration.loading import CONFIG_VARIABLE, without_variables
 from stratolog.configuration.settings import Settings
 from stratolog.local.jars import spark_jars
@@ -24,7 +26,8 @@ def node_command(name: str) -> list[str]:
 def spawn_node(settings: Settings, name: str, *, detached: bool) -> StackMember:
     """Start the process of one node, with the settings of the stack; return the process before it serves."""
     log = settings.data_dir / "logs" / f"{name}.log"
-    environment = node_environment(settings.data_dir / SETTINGS_FILE)
+    options = admit(settings, KafkaPrincipal.OM, name)
+    environment = node_environment(settings.data_dir / SETTINGS_FILE, options)
     process = spawn(node_command(name), log=log, detached=detached, env=environment)
     return StackMember(kind=NODE, name=name, address=settings.node(name).address, log=log, process=process, extra={})
 
@@ -37,7 +40,8 @@ def datanode_command(name: str) -> list[str]:
 def spawn_datanode(settings: Settings, name: str, *, detached: bool) -> StackMember:
     """Start the process of one datanode, with the settings of the stack; return the process before it serves."""
     log = settings.data_dir / "logs" / f"{name}.log"
-    environment = node_environment(settings.data_dir / SETTINGS_FILE)
+    options = admit(settings, KafkaPrincipal.DATANODE, name)
+    environment = node_environment(settings.data_dir / SETTINGS_FILE, options)
     process = spawn(datanode_command(name), log=log, detached=detached, env=environment)
     address = settings.datanode(name).address
     return StackMember(kind=DATANODE, name=name, address=address, log=log, process=process, extra={})
@@ -51,9 +55,9 @@ def spawn_ui(settings: Settings, port: int, *, detached: bool) -> StackMember:
     return StackMember(kind=UI, name=UI, address=f"127.0.0.1:{port}", log=log, process=process, extra={})
 
 
-def node_environment(settings_file: Path) -> Mapping[str, str]:
-    """Return the environment of a process that takes its settings from ``settings_file`` alone."""
-    return {**without_variables(os.environ), CONFIG_VARIABLE: str(settings_file)}
+def node_environment(settings_file: Path, kafka: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """Return the environment of a process that takes its settings from ``settings_file``, and ``kafka.*`` from here."""
+    return {**without_variables(os.environ), CONFIG_VARIABLE: str(settings_file), **as_variables(kafka or {})}
 
 
 def audit_folder(settings: Settings) -> Path:
@@ -69,7 +73,8 @@ def audit_command(settings: Settings) -> list[str]:
     folder = audit_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
     config = {
-        "bootstrap_servers": settings.bootstrap_servers,
+        "bootstrap_servers": settings.connection.servers,
+        "kafka": dict(admit(settings, KafkaPrincipal.AUDIT)),
         "work_dir": str(folder),
         "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
         "cluster": settings.cluster,

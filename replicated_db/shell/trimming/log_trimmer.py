@@ -17,6 +17,7 @@ from replicated_db.shell.process import END_WAIT_S
 from replicated_db.shell.trimming.kafka_records import KafkaRecords
 from replicated_db.shell.trimming.member_calls import MemberCalls
 from replicated_db.shell.trimming.verdict_tail import VerdictTail
+from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
 from schemas.security.tls import ProcessTls
 
@@ -31,7 +32,7 @@ class LogTrimmer:
     """Trims the partitions of ``topic``; ``log`` is its name in verdicts. For any thread: one question at a time."""
 
     def __init__(
-        self, bootstrap_servers: str, topic: str, log: str, *, cluster: str, topic_id: str, secret: ClusterSecret | None,
+        self, bootstrap_servers: Brokers, topic: str, log: str, *, cluster: str, topic_id: str, secret: ClusterSecret | None,
         clock: Clock, tls: ProcessTls | None = None,
     ) -> None:  # fmt: skip
         self._clock = clock

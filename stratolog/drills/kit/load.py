@@ -54,7 +54,7 @@ def client_of(settings: Settings, deadline_ms: int = DEADLINE_MS, *, operator: b
     At its end the client soon gives up unanswered calls. An ``operator``'s client has the cluster's secret.
     """
     client = Client(
-        settings.bootstrap_servers, caller=settings.caller, deadline_ms=deadline_ms,
+        settings.connection, caller=settings.caller, deadline_ms=deadline_ms,
         read_from=[f"http://{node.address}" for node in settings.nodes],
         cluster_secret=settings.secret() if operator else None,
     )  # fmt: skip
