@@ -44,6 +44,7 @@ from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, RequestBody, Response
 from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
+from schemas.security.tls import TlsFiles
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -81,6 +82,7 @@ class AsyncClient:
         cluster_secret: ClusterSecret | None = None,
         streams: StreamOptions | None = None,
         tracer: Tracer | None = None,
+        tls: TlsFiles | None = None,
         open_pipeline: Callable[[RequestSettings], RequestEngine] = open_engine,
     ) -> None:
         self._open_pipeline = open_pipeline
@@ -95,10 +97,11 @@ class AsyncClient:
             cluster_secret=cluster_secret,
             nodes=nodes,
             tracer=tracer,
+            tls=tls,
         )
         self.reads = Reads(
             nodes if read_from == () else read_from, deadline_ms=deadline_ms, positions=lambda: self.positions,
-            find=partial(find_nodes, self._settings.bootstrap_servers),
+            find=partial(find_nodes, self._settings.bootstrap_servers), tls=self._settings.tls,
         )  # fmt: skip
         self._pipeline: RequestEngine | None = None
         self._streams = arguments.optional("streams", streams, StreamOptions)

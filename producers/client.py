@@ -40,6 +40,7 @@ from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, RequestBody, Response
 from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
+from schemas.security.tls import TlsFiles
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -68,6 +69,8 @@ class Client:
     ``deadline_ms`` (at most five minutes). ``max_in_flight`` bounds the calls in flight: the next one waits.
     ``max_linger_ms`` bounds how long requests gather under load; with few in flight they never gather. ``streams`` are
     the options of keys that are opened as files. Operators' commands need the cluster's secret, ``cluster_secret``.
+    With ``tls``, nodes and datanodes are spoken with in TLS alone, and must prove who they are: the
+    files name the authority that is trusted, and the client's own certificate.
     With a ``tracer``, each call, and each key that is written, is a span of OpenTelemetry, and so is what the nodes do
     for it.
 
@@ -100,6 +103,7 @@ class Client:
         cluster_secret: ClusterSecret | None = None,
         streams: StreamOptions | None = None,
         tracer: Tracer | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         settings = make_settings(
             bootstrap_servers,
@@ -112,12 +116,14 @@ class Client:
             cluster_secret=cluster_secret,
             nodes=nodes,
             tracer=tracer,
+            tls=tls,
         )
         options = arguments.optional("streams", streams, StreamOptions)
         reads = Reads(
             nodes if read_from == () else read_from,
             deadline_ms=deadline_ms,
             find=partial(find_nodes, settings.bootstrap_servers),
+            tls=settings.tls,
         )
         try:
             pipeline = open_engine(settings)
@@ -136,7 +142,7 @@ class Client:
     def _join(self, pipeline: RequestEngine, reads: Reads, streams: StreamOptions | None) -> None:
         self.pipeline = pipeline
         self.reads = reads
-        self.streams = KeyStreams(reads, streams, pipeline.spans)
+        self.streams = KeyStreams(reads, streams, pipeline.spans, pipeline.tls)
         """Access to the datanodes, shared by all keys that are opened as files."""
         self.close_timeout_ms = CLOSE_TIMEOUT_MS
         """How long the end of a ``with`` block waits for calls in flight."""

@@ -55,6 +55,7 @@ from schemas.kafka.connection import Brokers, KafkaConnection, connection
 from schemas.privilege import ClusterSecret
 from schemas.records.door import DoorRead, DoorRows
 from schemas.records.messages import RequestBody, Response
+from schemas.security.tls import ProcessTls, TlsFiles, TlsUnusable
 from schemas.sharding import shard_of
 from schemas.topics import SILENT_BROKER_MS
 
@@ -93,6 +94,8 @@ class RequestSettings:
     secret: ClusterSecret | None = None
     nodes: tuple[str, ...] = ()
     tracer: Tracer | None = None
+    tls: ProcessTls | None = None
+    """How nodes and datanodes are spoken with; None: in clear."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -116,6 +119,7 @@ def make_settings(
     cluster_secret: ClusterSecret | None = None,
     nodes: Sequence[str] = (),
     tracer: Tracer | None = None,
+    tls: TlsFiles | None = None,
 ) -> RequestSettings:
     """Return a client's settings; raises TypeError, ValueError.
 
@@ -137,6 +141,7 @@ def make_settings(
         secret=arguments.optional("cluster_secret", cluster_secret, ClusterSecret),
         nodes=doors,
         tracer=_tracer(tracer),
+        tls=_tls(tls, nodes),
     )
 
 
@@ -150,6 +155,18 @@ def _brokers(bootstrap_servers: Brokers, kafka: Mapping[str, object] | None) -> 
     return found if found.options else bootstrap_servers
 
 
+def _tls(files: TlsFiles | None, given: Sequence[str]) -> ProcessTls | None:
+    """Return how nodes are spoken with; raises InvalidArgument for files that cannot be used, and for plain nodes."""
+    if arguments.optional("tls", files, TlsFiles) is None or files is None:
+        return None
+    if plain := [one for one in given if one.startswith("http://")]:
+        raise InvalidArgument("nodes", f"must not be reached in clear, as 'tls' is given: {plain[0]!r}")
+    try:
+        return ProcessTls(files, logger.warning)
+    except TlsUnusable as error:
+        raise InvalidArgument("tls", f"cannot be used: {error}") from error
+
+
 def _tracer(tracer: Tracer | None) -> Tracer | None:
     """Return a tracer of OpenTelemetry, which need not be installed; raises TypeError for anything else."""
     if tracer is not None and not callable(getattr(tracer, "start_span", None)):
@@ -159,7 +176,7 @@ def _tracer(tracer: Tracer | None) -> Tracer | None:
 
 def _door(address: str) -> str:
     """Return a node's ``host:port``; a URL with http:// is taken, too."""
-    place = address.removeprefix("http://").rstrip("/")
+    place = address.removeprefix("http://").removeprefix("https://").rstrip("/")
     host, _, port = place.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
         raise InvalidArgument("nodes", f"must hold addresses of nodes, as in 127.0.0.1:9871, not {address!r}")
@@ -232,6 +249,7 @@ class RequestEngine:
     def __init__(self, settings: RequestSettings, *, connect: Connect = connect_to_kafka) -> None:
         self.client_id = os.urandom(CLIENT_ID_BYTES)
         self._settings = settings
+        self.tls = settings.tls
         self.spans = spans_of(settings.tracer)
         policy = settings.policy
         self._transport = connect(settings, self.client_id)

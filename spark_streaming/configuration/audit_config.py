@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.kafka.connection import Brokers, connection
+from schemas.security.tls import ProcessTls, TlsFiles
 from schemas.topics import OM_STATS, OM_VERDICTS
 from spark_streaming.records.logs import KNOWN_LOGS, AuditedLog
 from spark_streaming.records.session import LOOPBACK, SparkSettings
@@ -37,6 +38,7 @@ class AuditConfig:
     throughput, for ``stats_topic``. ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been
     trimmed away. ``addresses``: by the name of a log, ``host:port`` of the HTTP servers of its nodes; where a replica
     is ``diverged`` they are asked which keys differ.
+    ``tls_ca_file``, ``tls_certificate_file``: PEM files by which they are asked in TLS; without the first, in clear.
     ``checkpoint``: where the query keeps offsets and state, if not under ``work_dir``: executors on other machines
     write there too, so it is a folder of a file system that all share, under the same path. ``driver_host``: with a
     ``master`` of another machine, the name of this one. Under ``spark-submit`` its options replace ``master``,
@@ -72,6 +74,8 @@ class AuditConfig:
     stats_topic: str = OM_STATS
     cluster: str = ""
     addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    tls_ca_file: Path | None = None
+    tls_certificate_file: Path | None = None
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -98,6 +102,12 @@ class AuditConfig:
         """Limits of a shard's audit."""
         return MatchingLimits(report_timeout_ms=self.report_timeout_ms, scan_timeout_ms=self.scan_timeout_ms)
 
+    def tls(self) -> ProcessTls | None:
+        """Return how nodes are asked in TLS, None if in clear; raises TlsUnusable, a ValueError, for unusable files."""
+        if self.tls_ca_file is None:
+            return None
+        return ProcessTls(TlsFiles(ca=self.tls_ca_file, certificate=self.tls_certificate_file))
+
     def spark(self, *, submitted: bool = False) -> SparkSettings:
         """Return the session's settings; raises ValueError if no jar is named, but by spark-submit."""
         jars = self.jars or tuple(sorted(self.jars_dir.glob("*.jar")) if self.jars_dir else ())
@@ -118,7 +128,7 @@ class AuditConfig:
 
 MAX_PORT = 65_535
 MAX_NICE = 19
-_PATHS = ("work_dir", "checkpoint", "jars_dir")
+_PATHS = ("work_dir", "checkpoint", "jars_dir", "tls_ca_file", "tls_certificate_file")
 _POSITIVE = ("report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_trigger", "reports_per_trigger",
              "shuffle_partitions", "window_seconds", "windows_trigger_ms")  # fmt: skip
 

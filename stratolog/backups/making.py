@@ -70,7 +70,7 @@ def make_backup(
     ):
         chosen = name or new_name()
         repository.check_new_name(chosen)
-        calls = PeerCalls(secret)
+        calls = PeerCalls(secret, tls=settings.tls())
         taking = BlockTaking(settings, repository, blocks, telling)
         making = _Making(settings, repository, calls, taking, telling, topic_id(settings), blocks)
         try:

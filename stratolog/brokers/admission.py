@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from confluent_kafka.admin import AdminClient
 
@@ -19,14 +19,16 @@ ROLES: Mapping[KafkaPrincipal, Role] = {
 }  # fmt: skip
 
 
-def admit(settings: Settings, kind: KafkaPrincipal, name: str = AUDIT_NAME) -> Mapping[str, str]:
+def admit(
+    settings: Settings, kind: KafkaPrincipal, name: str = AUDIT_NAME, hosts: Iterable[str] = ()
+) -> Mapping[str, str]:  # fmt: skip
     """Return the ``kafka.*`` settings of a process of the stack; those of the stack itself if its brokers are open.
 
     Raises UsageError, Unavailable.
     """
     if not settings.secure:
         return dict(settings.kafka)
-    options = member_options(authority_of(settings.data_dir, settings.cluster), ROLES[kind], name)
+    options = member_options(authority_of(settings.data_dir, settings.cluster), ROLES[kind], name, hosts)
     ensure_access(admin_of(settings.connection), [(kind, name)])
     return options
 

@@ -12,7 +12,7 @@ operator.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from schemas.kafka.connection import CA_FILE, CERTIFICATE_FILE, KEY_FILE, PROTOCOL, SSL
@@ -41,9 +41,14 @@ def broker_identities(authority: Authority, count: int) -> tuple[BrokerIdentity,
     return tuple(found)
 
 
-def member_options(authority: Authority, role: Role, name: str) -> Mapping[str, str]:
-    """Certify a process; return the ``kafka.*`` settings by which it reaches the brokers. Raises UsageError."""
-    issued = authority.certify(PeerIdentity(name=name, role=role), now_s=int(time.time()))
+def member_options(
+    authority: Authority, role: Role, name: str, hosts: Iterable[str] = ()
+) -> Mapping[str, str]:  # fmt: skip
+    """Certify a process, which others reach at ``hosts``; return the ``kafka.*`` settings by which it reaches brokers.
+
+    Raises UsageError.
+    """
+    issued = authority.certify(PeerIdentity(name=name, role=role), hosts, now_s=int(time.time()))
     return {
         PROTOCOL: SSL,
         CA_FILE: str(authority.ca_file),

@@ -52,13 +52,16 @@ def load_settings(path: Path | None = None, environment: Mapping[str, str] | Non
     elif "data_dir" not in in_file and named:
         root = stack_directory(here)
     # Absolute from here on: a process that is started later may have another working directory.
+    files: dict[str, Any] = {
+        name: _absolute(name, root, file)
+        for name in ("cluster_secret_file", "tls_ca_file", "tls_certificate_file", "tls_key_file")
+        if (file := getattr(settings, name)) is not None
+    }
     return replace(
         settings,
         data_dir=_absolute("data_dir", root, settings.data_dir),
         cache_dir=_cache_dir(here, settings.cache_dir),
-        cluster_secret_file=None
-        if (file := settings.cluster_secret_file) is None
-        else _absolute("cluster_secret_file", root, file),
+        **files,
     )
 
 

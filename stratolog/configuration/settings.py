@@ -30,6 +30,7 @@ from stratolog.errors import UsageError
 
 if TYPE_CHECKING:
     from schemas.privilege import ClusterSecret
+    from schemas.security.tls import ProcessTls, TlsFiles
 
 
 PREFIX = "STRATOLOG_"
@@ -179,6 +180,18 @@ class Settings:
 
     Unset, it is ``cluster-secret`` in ``data_dir``.
     """
+    tls_ca_file: Path | None = _setting(values.path, default=None)
+    """PEM file with the certificates of the authorities that nodes, datanodes and commands trust.
+
+    Set, they speak TLS with each other, and in clear with nobody. Unset: all of them speak in clear.
+    """
+    tls_certificate_file: Path | None = _setting(values.path, default=None)
+    """PEM file with this process's certificate, by which it proves who it is, and its key. Nodes and datanodes need one.
+
+    Renewed files are read for the next connection.
+    """
+    tls_key_file: Path | None = _setting(values.path, default=None)
+    """PEM file with the certificate's key, if that is not in ``tls_certificate_file``."""
     http_hosts: tuple[str, ...] = _setting(values.hosts, default=())
     """Names by which nodes' HTTP servers are asked, beside addresses, localhost and nodes' own hosts; ``*`` = any."""
     write_audit: bool = _setting(values.boolean, default=False)
@@ -211,6 +224,18 @@ class Settings:
         from stratolog.configuration.cluster_secret import read_secret
 
         return read_secret(self.secret_file)
+
+    def tls_files(self) -> TlsFiles | None:
+        """Return the files of this process's TLS, None if it speaks in clear; raises UsageError."""
+        from stratolog.configuration.tls import tls_files_of
+
+        return tls_files_of(self.tls_ca_file, self.tls_certificate_file, self.tls_key_file)
+
+    def tls(self) -> ProcessTls | None:
+        """Return how this process speaks TLS, None if it speaks in clear; raises UsageError for unusable files."""
+        from stratolog.configuration.tls import process_tls
+
+        return process_tls(self.tls_files())
 
     def own_hosts(self) -> frozenset[str]:
         """Return the names by which the HTTP servers of nodes and datanodes may be asked."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+from schemas.kafka.connection import CA_FILE, CERTIFICATE_FILE
 from stratolog.brokers.identities import authority_of, operator_options
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
@@ -14,6 +18,8 @@ from stratolog.local.state import BROKER, SETTINGS_FILE, StackState
 
 FIXED = ("cluster", "shards", "brokers", "response_partitions", "durability")
 """Settings that are built into the data: a stack's data directory refuses others."""
+_OPEN: Mapping[str, Any] = {"tls_ca_file": None, "tls_certificate_file": None, "tls_key_file": None}
+"""What a stack has that speaks in clear."""
 
 
 def effective_settings(settings: Settings, before: StackState) -> tuple[Settings, tuple[Moved, ...]]:
@@ -52,6 +58,11 @@ def _with_security(settings: Settings, stored: Settings | None, *, is_running: b
 
     A stack stays secure, or open, until it is started otherwise. Raises UsageError if that is asked of brokers that run.
     """
+    if given := sorted(_OPEN.keys() & settings.explicit):
+        raise UsageError(
+            f"the local stack makes the settings {', '.join(_OPEN)} itself ('stratolog up --secure'): leave out "
+            f"{', '.join(given)}"
+        )
     wanted = (stored.secure if stored else None) if settings.secure is None else settings.secure
     if stored is not None and is_running and bool(stored.secure) != bool(wanted):
         raise UsageError(
@@ -63,7 +74,7 @@ def _with_security(settings: Settings, stored: Settings | None, *, is_running: b
                 "the settings 'kafka' and 'node_bootstrap_servers' are for brokers that know who asks, and the local "
                 "stack's are open: give 'stratolog up --secure', or leave them out"
             )
-        return replace(settings, secure=wanted, kafka=(), node_bootstrap_servers=None)
+        return replace(settings, secure=wanted, kafka=(), node_bootstrap_servers=None, **_OPEN)
     if "kafka" in settings.explicit or "node_bootstrap_servers" in settings.explicit:
         raise UsageError(
             "a secure local stack makes the settings 'kafka' and 'node_bootstrap_servers' itself: leave them out"
@@ -73,7 +84,10 @@ def _with_security(settings: Settings, stored: Settings | None, *, is_running: b
     else:
         servers = ",".join(f"127.0.0.1:{port}" for port in free_ports(settings.brokers))
     options = operator_options(authority_of(settings.data_dir, settings.cluster))
-    return replace(settings, secure=True, kafka=tuple(sorted(options.items())), node_bootstrap_servers=servers)
+    return replace(
+        settings, secure=True, kafka=tuple(sorted(options.items())), node_bootstrap_servers=servers,
+        tls_ca_file=Path(options[CA_FILE]), tls_certificate_file=Path(options[CERTIFICATE_FILE]), tls_key_file=None,
+    )  # fmt: skip
 
 
 def _with_datanodes(settings: Settings, stored: Settings, moved: list[Moved], *, running: bool) -> Settings:

@@ -50,6 +50,7 @@ from stratolog.local.spawning import (
 )
 from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, UI, StackMember, StackState
 from stratolog.local.topics import TopicPlan, ensure_topics
+from stratolog.nodes.node_http import learn
 from stratolog.nodes.readiness import has_usable_pipeline, is_led
 
 Report = Callable[[str], None]
@@ -81,6 +82,7 @@ def up(
         except BaseException:
             remove_if_empty(settings.data_dir)
             raise
+        learn(effective)
         for one in moved:
             report(str(one))
         started = _Start(effective, before, detached=detached, report=report, moved=moved, before_nodes=before_nodes)
