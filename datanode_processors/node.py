@@ -33,6 +33,7 @@ from datanode_processors.status import DatanodeStatus
 from datanode_processors.trimming import pipeline_trimming
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.server import StreamServer
+from datanode_processors.wire.wire_tls import WireTls
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell import logs
@@ -74,9 +75,10 @@ class DatanodeProcess:
         self.folder = folder
         self.clock = SystemClock()
         self.blocks = BlockStore(config.data_dir, fsync=config.fsync, reserve_bytes=config.reserve_bytes)
+        wire_tls = None if config.tls is None else WireTls(config.tls)
         self.pipelines = Pipelines(
             config, self.blocks, topics.log_topic_id, clock=self.clock, note=self._note, fatal=fatal,
-            opened=self._take_blocks_again,
+            opened=self._take_blocks_again, tls=wire_tls,
         )  # fmt: skip
         self.notes = Notes(self.pipelines.replicas)
         self.transfers = TransferDesk(
@@ -96,6 +98,7 @@ class DatanodeProcess:
             self.server = StreamServer(
                 name=config.node, cluster=config.cluster, host=config.host, port=config.port, blocks=self.blocks,
                 pipelines=self.pipelines, note=self._note, limits=WireLimits(max_streams=config.max_streams),
+                tls=wire_tls,
             )  # fmt: skip
         except OSError as error:
             raise CannotStart(f"the stream server cannot listen on {config.address}: {error.strerror}") from error

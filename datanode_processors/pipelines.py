@@ -14,7 +14,7 @@ The stream server calls ``Pipelines`` through the port ``wire.ports.PipelineRequ
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from heapq import merge
 from operator import itemgetter
@@ -27,6 +27,7 @@ from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_tables import is_closed
 from datanode_processors.pipeline.core.request_checks import LOG_REQUESTS, check_block, check_container, check_deletion
 from datanode_processors.pipeline.installs import PipelineInstalls
+from datanode_processors.pipeline.leader_calls import unwrap
 from datanode_processors.pipeline.log_requests import LogRequests
 from datanode_processors.pipeline.opening import PipelineOpening
 from datanode_processors.pipeline.pipeline import Pipeline
@@ -37,6 +38,7 @@ from datanode_processors.repair.copy_upkeep import CopyUpkeep
 from datanode_processors.repair.scrubber import Place
 from datanode_processors.repair.verifier import Verifier
 from datanode_processors.wire.ports import Readable
+from datanode_processors.wire.wire_tls import WireTls
 from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.log.position import Position
 from replicated_db.core.ports import Clock, Log
@@ -82,9 +84,9 @@ class Pipelines:
 
     def __init__(
         self, config: DatanodeConfig, blocks: BlockStore, topic_id: str, *, clock: Clock, note: Note,
-        fatal: Callable[[BaseException], None], opened: Callable[[], None],
+        fatal: Callable[[BaseException], None], opened: Callable[[], None], tls: WireTls | None = None,
     ) -> None:  # fmt: skip
-        """``opened`` is called before a pipeline is opened that was not known."""
+        """``opened`` is called before a pipeline is opened that was not known; ``tls``: how others are called."""
         self._config = config
         self._blocks = blocks
         self._fatal = fatal
@@ -94,19 +96,21 @@ class Pipelines:
         self._watching = threading.Thread(target=self._watch, name="elections", daemon=True)
         self.table = PipelineTable(config.node)
         self.verifier = Verifier(
-            blocks, node=config.node, cluster=config.cluster, note=note, fatal=fatal, changed=self._told
-        )
-        self.copies = Copies(blocks, node=config.node, cluster=config.cluster, note=note)
+            blocks, node=config.node, cluster=config.cluster, note=note, fatal=fatal, changed=self._told,
+            tls=tls,
+        )  # fmt: skip
+        self.copies = Copies(blocks, node=config.node, cluster=config.cluster, note=note, tls=tls)
         self.upkeep = CopyUpkeep(
             blocks, self.copies, node=config.node, cluster=config.cluster, sources_file=config.data_dir / SOURCES_FILE,
             is_own=lambda container_id: pipeline_of(container_id) in self.table,
             interval_s=config.block_scrub_interval_ms / 1000, note=note, fatal=fatal, changed=self._told,
+            tls=tls,
         )  # fmt: skip
         self._opening = PipelineOpening(
             config, blocks, topic_id, self.table, clock=clock, note=note, fatal=fatal, opened=opened,
             wanted=self.verifier.verify, added=self.verifier.add,
         )  # fmt: skip
-        self._log_requests = LogRequests(config, self.table, clock)
+        self._log_requests = LogRequests(config, self.table, clock, tls)
         self._answers = BlockAnswers(blocks, self.table, self.verifier, self.copies, self.upkeep)
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -271,6 +275,11 @@ class Pipelines:
                 self.verifier.repair(pipeline, block_key(container_id, local_id), cell)
 
     # -- requests --------------------------------------------------------------------------------------------------
+
+    def members_for(self, request: Any) -> tuple[int, Sequence[str]]:
+        """Return partition and members of the pipeline that a forwarded request or stream is for; raises BlockError."""
+        partition = unwrap(request).partition if isinstance(request, Forwarded) else request.partition
+        return partition, self.table.member(partition).members
 
     def handle(self, request: Any) -> Any:
         """Answer a request; raises BlockError. Blocks until the answer is known."""

@@ -155,7 +155,7 @@ class OMNode:
         config = self.config
         return OpeningWeb(
             config.node, config.address_host, config.address_port, self.transfer_pages, guard_of(config).middleware(),
-            replicas=config.shards, opened=lambda: len(self.replicas),
+            replicas=config.shards, opened=lambda: len(self.replicas), tls=config.tls,
         )  # fmt: skip
 
     def _leads(self, shard: int) -> bool:
@@ -190,6 +190,7 @@ class OMNode:
 
         policy = BootstrapPolicy(
             peers=lambda: [ServingPeer(name, address) for name, address in config.peers], secret=config.secret,
+            tls=config.tls,
             records=config.bootstrap_records,
         )  # fmt: skip
         return open_replica(database, make, self.logs[shard], policy, partial(self._opening_note, shard))

@@ -75,6 +75,7 @@ from schemas.records.rows import (
     SnapshotInfo,
     VolumeInfo,
 )
+from schemas.security.tls import TlsFiles
 
 __all__ = [
     "AllocateBlock",
@@ -128,6 +129,7 @@ __all__ = [
     "SnapshotView",
     "StratologError",
     "StreamOptions",
+    "TlsFiles",
     "TooManyInFlight",
     "UNLIMITED",
     "View",

@@ -14,6 +14,7 @@ from datanode_processors.pipeline.core.request_checks import check_chunk, check_
 from datanode_processors.pipeline.leader_calls import ANSWER_STEP_S, ANSWER_TIMEOUT_S, LeaderCalls, unwrap
 from datanode_processors.pipeline.pipeline import Pipeline
 from datanode_processors.pipeline.pipeline_table import PipelineTable
+from datanode_processors.wire.wire_tls import WireTls
 from replicated_db.core.ports import Clock
 from schemas import stream_errors as codes
 from schemas.records.datanode import ClosePipeline, Forwarded, PutBlock, WriteChunk
@@ -22,11 +23,13 @@ from schemas.records.datanode import ClosePipeline, Forwarded, PutBlock, WriteCh
 class LogRequests:
     """The log requests of one datanode; for many threads."""
 
-    def __init__(self, config: DatanodeConfig, pipelines: PipelineTable, clock: Clock) -> None:
+    def __init__(
+        self, config: DatanodeConfig, pipelines: PipelineTable, clock: Clock, tls: WireTls | None = None
+    ) -> None:  # fmt: skip
         self._config = config
         self._pipelines = pipelines
         self._clock = clock
-        self._leaders = LeaderCalls(node=config.node, cluster=config.cluster)
+        self._leaders = LeaderCalls(node=config.node, cluster=config.cluster, tls=tls)
 
     def close(self) -> None:
         """Close the connections to leaders that are kept."""

@@ -33,6 +33,7 @@ from datanode_processors.repair.core.away import Away
 from datanode_processors.repair.core.repairs import Place, Repairs, RepairTask
 from datanode_processors.repair.core.verify_queue import CloseHere, LookThrough, VerifyBlock, VerifyQueue, VerifyStep
 from datanode_processors.wire.peer import Peer
+from datanode_processors.wire.wire_tls import WireTls
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.logs import Note
 from schemas import stream_errors as codes
@@ -52,11 +53,12 @@ class Verifier:
 
     def __init__(
         self, blocks: BlockStore, *, node: str, cluster: str, note: Note, fatal: Callable[[BaseException], None],
-        changed: Callable[[], None],
+        changed: Callable[[], None], tls: WireTls | None = None,
     ) -> None:  # fmt: skip
         """``changed`` is called when a block has become healthy or unhealthy."""
         self._blocks = blocks
         self._node = node
+        self._tls = tls
         self._cluster = cluster
         self._note = note
         self._fatal = fatal
@@ -297,7 +299,7 @@ class Verifier:
         fetched: set[int] = set()
         silent = True
         try:
-            with Peer(address, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S) as peer:
+            with Peer(address, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S, tls=self._tls) as peer:
                 silent = False
                 refused = fetch_cells(self._blocks, peer, ask, block, row, wrong, fetched)
         except BlockError as error:

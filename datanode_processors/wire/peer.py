@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from datanode_processors.errors import MAX_NAME_CHARACTERS, BlockError, shown
 from datanode_processors.wire.wire import CODES, Wire, WireClosed, connect, refusal
+from datanode_processors.wire.wire_tls import WireTls, check_name
 from schemas import stream_errors
 from schemas.conversation.conversation import (
     ConversationFailed,
@@ -38,13 +39,16 @@ those who wait, cell by cell.
 class Peer:
     """A connection to the datanode at ``address``; a context manager that closes it."""
 
-    def __init__(self, address: str, *, own: str, cluster: str, timeout_s: float) -> None:
-        """Connect and exchange HELLO. ``timeout_s`` is how long each answer may take; raises BlockError."""
+    def __init__(self, address: str, *, own: str, cluster: str, timeout_s: float, tls: WireTls | None = None) -> None:
+        """Connect and exchange HELLO. ``timeout_s`` is how long each answer may take; raises BlockError.
+
+        With ``tls`` the peer must prove that it is a datanode, and the one that its HELLO names.
+        """
         self._address = address
         self._timeout_s = timeout_s
         self._sequence = 0
         try:
-            self._wire: Wire = connect(address, min(timeout_s, CONNECT_TIMEOUT_S))
+            self._wire: Wire = connect(address, min(timeout_s, CONNECT_TIMEOUT_S), tls)
         except WireClosed as error:
             raise self._closed(error) from error
         self._talk = self._wire.conversation(ConversationRole.CLIENT, own_hello(own, cluster))
@@ -53,6 +57,7 @@ class Peer:
             greeted = self._receive()
             if not isinstance(greeted, PeerGreeted):
                 raise self._unexpected(greeted)
+            check_name(self._wire.identity, greeted.hello.peer)
             self.name = shown(greeted.hello.peer, MAX_NAME_CHARACTERS)
         except BaseException:
             self.close()

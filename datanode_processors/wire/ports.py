@@ -87,6 +87,12 @@ class PipelineRequests(Protocol):
         The error is NO_SUCH_PIPELINE, PIPELINE_CLOSED, CONTAINER_CLOSED or BLOCK_DELETED.
         """
 
+    def members_for(self, request: Any) -> tuple[int, Sequence[str]]:
+        """Return partition and members of the pipeline that a forwarded request or stream is for.
+
+        Raises NO_SUCH_PIPELINE, INVALID_REQUEST.
+        """
+
     def handle(self, request: Any) -> Any:
         """Carry out a request and return its answer; may block.
 

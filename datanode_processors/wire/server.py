@@ -24,6 +24,7 @@ from datanode_processors.wire.counters import Counters, StreamCounts
 from datanode_processors.wire.forwarding import StreamHost
 from datanode_processors.wire.ports import Blocks, Note, PipelineRequests
 from datanode_processors.wire.wire import NO_DESCRIPTOR, SOCKET_BUFFER_BYTES, Room, Wire, error_frame
+from datanode_processors.wire.wire_tls import WireTls
 from schemas import stream_errors
 from schemas.records.packets import MAX_HELLO_BYTES
 
@@ -39,9 +40,9 @@ class StreamServer:
 
     def __init__(
         self, *, name: str, cluster: str, host: str, port: int, blocks: Blocks, pipelines: PipelineRequests, note: Note,
-        limits: WireLimits | None = None,
+        limits: WireLimits | None = None, tls: WireTls | None = None,
     ) -> None:  # fmt: skip
-        """Bind ``host:port`` (0 = a free port, see ``port``) and begin to accept.
+        """Bind ``host:port`` (0 = a free port, see ``port``) and begin to accept; with ``tls``, TLS alone.
 
         Raises OSError if the address cannot be bound.
         """
@@ -49,7 +50,7 @@ class StreamServer:
         self._note = note
         self._node = StreamHost(
             name=name, cluster=cluster, limits=limits or WireLimits(), blocks=blocks, pipelines=pipelines,
-            attach=self._counters.attach, detach=self._counters.detach,
+            attach=self._counters.attach, detach=self._counters.detach, tls=tls,
         )  # fmt: skip
         self._lock = threading.Lock()
         self._connections: dict[ServedConnection, threading.Thread] = {}
@@ -205,7 +206,13 @@ class StreamServer:
                 self._connections.pop(connection, None)
 
     def _refuse(self, sock: socket.socket, reason: str) -> None:
-        """Tell the peer that no connection is accepted now, as far as that is possible without waiting."""
+        """Tell the peer that no connection is accepted now, as far as that is possible without waiting.
+
+        A peer that speaks TLS is told nothing: a handshake would have to be waited for.
+        """
+        if self._node.tls is not None:
+            sock.close()
+            return
         frame = error_frame(self._node.name, BlockError(stream_errors.OVERLOADED, reason))
         try:
             sock.setblocking(False)

@@ -25,6 +25,7 @@ from om_processors.leading.core.preparation import RETRY_AFTER_MS
 from replicated_db.core.leading.leader import Proposal, Reply
 from replicated_db.core.ports import Clock
 from schemas.codecs.codec import Undecodable
+from schemas.kafka.connection import Brokers
 from schemas.records.log import RequestPosition
 from schemas.records.messages import CreateSnapshot, Rejected
 from schemas.result_codes import OVERLOADED, with_retry_after
@@ -41,7 +42,7 @@ class RequestIntake:
     """
 
     def __init__(
-        self, *, bootstrap_servers: str, shard: int, gateway: Gateway, outbox: KafkaOutbox, clock: Clock,
+        self, *, bootstrap_servers: Brokers, shard: int, gateway: Gateway, outbox: KafkaOutbox, clock: Clock,
         hint: RequestPosition | None, log: Callable[[str], None], backlog: Backlog,
         beat: Callable[[float], None] = lambda _: None, may_take_snapshot: Callable[[], bool] = lambda: True,
         on_close: Callable[[], None] = lambda: None, spans: LeaderSpans | None = None,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from xxhash import xxh3_128_digest
@@ -22,8 +23,9 @@ from replicated_db.shell.kafka.fresh_consumer import FreshConsumer
 from replicated_db.shell.kafka.kafka_log import REQUEST_TIMEOUT_S, consumer_settings
 from schemas.codecs.codec import Undecodable
 from schemas.codecs.envelopes import requests_in
+from schemas.kafka.connection import Brokers
 from schemas.records.log import RequestPosition
-from schemas.topics import OM_REQUESTS
+from schemas.topics import OM_REQUESTS, REPLY_TO, is_responses_topic
 
 RESUME_BACK_MS = 10 * 60 * 1000
 """How far back reading resumes when the hint cannot be trusted; older requests have expired."""
@@ -42,6 +44,18 @@ POLL_S = 0.1
 Arrived = Callable[[Sequence[Received]], None]
 
 
+def reply_topic(message: Message) -> str | None:
+    """Return the topic of responses that a record names; None = the one that all share.
+
+    A name that no such topic may have counts as none: nobody makes a leader write anywhere else.
+    """
+    headers: Any = message.headers()
+    for name, value in headers or ():
+        if name == REPLY_TO and isinstance(value, bytes) and is_responses_topic(found := value.decode("latin-1")):
+            return found
+    return None
+
+
 class RequestReader:
     """Reads the requests of one shard, and passes them on with ``arrived`` on its own thread.
 
@@ -51,7 +65,7 @@ class RequestReader:
     """
 
     def __init__(
-        self, *, bootstrap_servers: str, shard: int, clock: Clock, hint: RequestPosition | None,
+        self, *, bootstrap_servers: Brokers, shard: int, clock: Clock, hint: RequestPosition | None,
         log: Callable[[str], None], arrived: Arrived, unreadable: Callable[[Received, Undecodable], None],
         failed: Callable[[BaseException], None], beat: Callable[[float], None],
     ) -> None:  # fmt: skip
@@ -153,7 +167,8 @@ class RequestReader:
         self._record_size.on_record(len(requests))
         if not requests:
             return
-        found.extend(Received(offset=offset, value=request) for request in requests[:-1])
+        place = reply_topic(message)
+        found.extend(Received(offset=offset, value=request, reply_topic=place) for request in requests[:-1])
         position = RequestPosition(
             offset=offset + 1,
             leader_epoch=-1 if leader_epoch is None else leader_epoch,
@@ -161,7 +176,7 @@ class RequestReader:
         )
         # A key speaks for a request that is a record of its own.
         key = message.key() if requests[-1] is value else None
-        found.append(Received(offset=offset, value=requests[-1], position=position, key=key))
+        found.append(Received(offset=offset, value=requests[-1], position=position, key=key, reply_topic=place))
 
     # -- where to read ---------------------------------------------------------------------------------------------
 

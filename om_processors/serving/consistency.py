@@ -22,6 +22,8 @@ from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.read_index import NotLeading
 from schemas.privilege import AUTHORIZATION
 from schemas.result_codes import INVALID_REQUEST
+from schemas.security.certificates import AN_OM
+from schemas.security.tls import scheme_of
 
 LINEARIZABLE, SESSION, STALE = "linearizable", "session", "stale"
 READ_DEADLINE_S = 5.0
@@ -59,6 +61,8 @@ class Consistency:
         fatal: Callable[[BaseException], None],
     ) -> None:
         self._config = config
+        self._scheme = scheme_of(config.tls)
+        self._tls = None if config.tls is None else config.tls.client(AN_OM)
         self._replicas = replicas
         self._loops = loops
         self._fatal = fatal
@@ -110,14 +114,14 @@ class Consistency:
         if not position.address or position.leader == self._config.node:
             raise NotReadable("NO_LEADER", f"shard {shard} has no leader")
         if self._http is None:
-            self._http = aiohttp.ClientSession()
+            self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._tls or True))
         target = f"/v1/shards/{shard}/read-index"
         proof = self._config.secret.authorization("POST", position.address, target)
         headers = {"Host": position.address, AUTHORIZATION: proof}
         timeout = aiohttp.ClientTimeout(total=max(0.05, min(1.0, deadline - time.monotonic())))
         try:
             async with self._http.post(
-                f"http://{position.address}{target}", headers=headers, timeout=timeout
+                f"{self._scheme}://{position.address}{target}", headers=headers, timeout=timeout
             ) as answer:
                 body = await answer.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:

@@ -25,6 +25,7 @@ from producers.blocks.datanode_connection import (
 from producers.errors import UNREACHABLE, DatanodeError
 from schemas.conversation.conversation import own_hello
 from schemas.records.datanode import Member
+from schemas.security.tls import ProcessTls
 from schemas.stream_errors import BAD_FRAME, OVERLOADED, STOPPING, TIMED_OUT
 
 MAX_IDLE = 4
@@ -43,7 +44,9 @@ class Datanodes:
     def __init__(
         self, *, cluster: str = "", peer: str = "client", connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         silence_ms: int = SILENCE_MS, max_conversations: int = MAX_CONVERSATIONS,
+        tls: ProcessTls | None = None,
     ) -> None:  # fmt: skip
+        self._tls = tls
         self.silence_ms = silence_ms
         self._connect_timeout_ms = connect_timeout_ms
         self._hello = own_hello(peer, cluster)
@@ -61,7 +64,7 @@ class Datanodes:
         connection = DatanodeConnection(
             member.address, self._hello, datanode=member.datanode,
             connect_timeout_ms=min(self._connect_timeout_ms, limit_ms), silence_ms=self.silence_ms,
-            hello_timeout_ms=timeout_ms,
+            hello_timeout_ms=timeout_ms, tls=self._tls,
         )  # fmt: skip
         connection.is_alive = lambda: bool(self.answers([member], timeout_ms=PROBE_TIMEOUT_MS))
         return connection
@@ -196,7 +199,7 @@ class Datanodes:
                 hello = self._hello
                 DatanodeConnection(
                     member.address, hello, datanode=member.datanode, connect_timeout_ms=timeout_ms,
-                    silence_ms=timeout_ms,
+                    silence_ms=timeout_ms, tls=self._tls,
                 ).close()  # fmt: skip
                 alive.add(member.datanode)
             except DatanodeError as error:

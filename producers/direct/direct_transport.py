@@ -30,6 +30,8 @@ from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.codecs.envelopes import enveloped_requests
 from schemas.door.frames import MAX_NUMBER, DoorFrame, DoorKind, door_frame, keyed
 from schemas.records.door import DoorLeaders, DoorRead, DoorRows
+from schemas.security.certificates import AN_OM
+from schemas.security.tls import ProcessTls
 
 logger = logging.getLogger("stratolog.client")
 
@@ -49,7 +51,11 @@ class DirectTransport:
     reply_partition = 0
     """Answers come back the way the calls went; the topic's partition is never used."""
 
-    def __init__(self, addresses: Sequence[str], client_id: bytes, *, connect_timeout_ms: int | None) -> None:
+    def __init__(
+        self, addresses: Sequence[str], client_id: bytes, *, connect_timeout_ms: int | None,
+        tls: ProcessTls | None = None,
+    ) -> None:  # fmt: skip
+        self._tls = None if tls is None else tls.client(AN_OM)
         self._client = client_id.hex()
         self._routes = Routes(addresses)
         self._links: dict[str, NodeLink] = {}
@@ -224,7 +230,7 @@ class DirectTransport:
                 continue
             self._again_s[address] = (now_s + pause_s, min(2 * pause_s, LAST_PAUSE_S))
             try:
-                self._links[address] = NodeLink(address, self._client)
+                self._links[address] = NodeLink(address, self._client, self._tls)
             except LinkFailed as error:
                 self._faults[address] = str(error)
 

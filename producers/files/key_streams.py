@@ -14,6 +14,7 @@ from producers.errors import CLIENT_CLOSED, ClientClosed
 from producers.files.core.inline_limit import InlineLimit
 from producers.reads.reads import Reads
 from producers.requests.call_spans import NO_SPANS, SpansOfClient
+from schemas.security.tls import ProcessTls
 
 PEER = "client"
 """The client's name in HELLO."""
@@ -25,7 +26,11 @@ class KeyStreams:
     ``options`` are used for keys that are opened without options; ``spans`` tell what writing a key did.
     """
 
-    def __init__(self, reads: Reads, options: StreamOptions | None = None, spans: SpansOfClient = NO_SPANS) -> None:
+    def __init__(
+        self, reads: Reads, options: StreamOptions | None = None, spans: SpansOfClient = NO_SPANS,
+        tls: ProcessTls | None = None,
+    ) -> None:  # fmt: skip
+        self._tls = tls
         self.options = options or StreamOptions()
         self.spans = spans
         self.directory = Directory(reads)
@@ -45,7 +50,7 @@ class KeyStreams:
             if self._closed:
                 raise ClientClosed(CLIENT_CLOSED, "the client is closed")
             if self._datanodes is None:
-                self._datanodes = Datanodes(cluster=self.directory.cluster_name(), peer=PEER)
+                self._datanodes = Datanodes(cluster=self.directory.cluster_name(), peer=PEER, tls=self._tls)
             return self._datanodes
 
     def close(self) -> None:

@@ -59,6 +59,8 @@ from schemas.result_codes import (
     KEY_NOT_FOUND,
     OK,
 )
+from schemas.security.certificates import AN_OM
+from schemas.security.tls import ProcessTls, verify_of
 
 Consistency = Literal["linearizable", "session", "stale"]
 """``linearizable``: sees every write acknowledged before; ``session``: sees my own; ``stale``: whatever is there."""
@@ -78,7 +80,7 @@ class Reads:
     """Reads from the nodes at ``addresses`` (``http://host:port``); safe to share between threads.
 
     ``positions`` returns the (shard, index) of the caller's own writes, for ``session`` reads; ``find`` returns the
-    nodes' addresses, if none are given. Every read raises RequestFailed (4xx: NotFound for VOLUME_NOT_FOUND, …),
+    nodes' addresses, if none are given. With ``tls`` the nodes must prove who they are. Every read raises RequestFailed (4xx: NotFound for VOLUME_NOT_FOUND, …),
     NotConnected or RetryableError (no answer within ``deadline_ms``), and for arguments TypeError or InvalidArgument (a
     ValueError).
 
@@ -94,12 +96,13 @@ class Reads:
         deadline_ms: int = 60_000,
         positions: Callable[[], Mapping[int, int]] = dict,
         find: Find | None = None,
+        tls: ProcessTls | None = None,
     ) -> None:
-        self._nodes = NodeAddresses(addresses, find)
+        self._nodes = NodeAddresses(addresses, find, is_secure=tls is not None)
         self._deadline_ms = deadline_ms
         self._positions = positions
         self._look_up: LookUp | None = None
-        self._http = httpx.Client(timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False)
+        self._http = httpx.Client(timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False, verify=verify_of(tls, AN_OM))
 
     def follow(self, positions: Callable[[], Mapping[int, int]], look_up: LookUp | None = None) -> None:
         """Take the positions of ``session`` reads from ``positions`` from now on, and try ``look_up`` before HTTP."""

@@ -20,7 +20,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -51,9 +51,11 @@ from producers.requests.transport import Transport
 from producers.waiting import SlowWait
 from schemas.codecs import codec
 from schemas.codecs.envelopes import responses_in
+from schemas.kafka.connection import Brokers, KafkaConnection, connection
 from schemas.privilege import ClusterSecret
 from schemas.records.door import DoorRead, DoorRows
 from schemas.records.messages import RequestBody, Response
+from schemas.security.tls import ProcessTls, TlsFiles, TlsUnusable
 from schemas.sharding import shard_of
 from schemas.topics import SILENT_BROKER_MS
 
@@ -84,7 +86,7 @@ class RequestSettings:
     no node is reached.
     """
 
-    bootstrap_servers: str
+    bootstrap_servers: Brokers
     caller: str
     policy: Policy
     max_linger_ms: float = 10.0
@@ -92,6 +94,8 @@ class RequestSettings:
     secret: ClusterSecret | None = None
     nodes: tuple[str, ...] = ()
     tracer: Tracer | None = None
+    tls: ProcessTls | None = None
+    """How nodes and datanodes are spoken with; None: in clear."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -104,8 +108,9 @@ class RequestSettings:
 
 
 def make_settings(
-    bootstrap_servers: str,
+    bootstrap_servers: Brokers,
     *,
+    kafka: Mapping[str, object] | None = None,
     caller: str | None,
     deadline_ms: int,
     max_in_flight: int,
@@ -114,16 +119,18 @@ def make_settings(
     cluster_secret: ClusterSecret | None = None,
     nodes: Sequence[str] = (),
     tracer: Tracer | None = None,
+    tls: TlsFiles | None = None,
 ) -> RequestSettings:
-    """Return a client's settings; raises TypeError, InvalidArgument.
+    """Return a client's settings; raises TypeError, ValueError.
 
     ``caller`` defaults to the name of the process's user.
     """
     doors = tuple(_door(one) for one in arguments.sequence("nodes", nodes, str, "str"))
-    if not arguments.text("bootstrap_servers", bootstrap_servers).strip(" ,") and not doors:
+    brokers = _brokers(bootstrap_servers, kafka)
+    if not brokers and not doors:
         raise InvalidArgument("bootstrap_servers", "must name a broker, as in 127.0.0.1:9092 (or give nodes)")
     return RequestSettings(
-        bootstrap_servers=bootstrap_servers,
+        bootstrap_servers=brokers,
         caller=default_caller() if caller is None else arguments.text("caller", caller),
         policy=Policy(
             deadline_ms=arguments.number("deadline_ms", deadline_ms, 1, MAX_DEADLINE_MS),
@@ -134,7 +141,30 @@ def make_settings(
         secret=arguments.optional("cluster_secret", cluster_secret, ClusterSecret),
         nodes=doors,
         tracer=_tracer(tracer),
+        tls=_tls(tls, nodes),
     )
+
+
+def _brokers(bootstrap_servers: Brokers, kafka: Mapping[str, object] | None) -> Brokers:
+    """Return how the brokers are reached, "" if none are named; raises BadKafkaSetting for settings or their files."""
+    named = isinstance(bootstrap_servers, KafkaConnection) or arguments.text("bootstrap_servers", bootstrap_servers)
+    if isinstance(named, str) and not named.strip(" ,"):
+        return ""
+    found = connection(bootstrap_servers, kafka)
+    found.check_files()
+    return found if found.options else bootstrap_servers
+
+
+def _tls(files: TlsFiles | None, given: Sequence[str]) -> ProcessTls | None:
+    """Return how nodes are spoken with; raises InvalidArgument for files that cannot be used, and for plain nodes."""
+    if arguments.optional("tls", files, TlsFiles) is None or files is None:
+        return None
+    if plain := [one for one in given if one.startswith("http://")]:
+        raise InvalidArgument("nodes", f"must not be reached in clear, as 'tls' is given: {plain[0]!r}")
+    try:
+        return ProcessTls(files, logger.warning)
+    except TlsUnusable as error:
+        raise InvalidArgument("tls", f"cannot be used: {error}") from error
 
 
 def _tracer(tracer: Tracer | None) -> Tracer | None:
@@ -146,7 +176,7 @@ def _tracer(tracer: Tracer | None) -> Tracer | None:
 
 def _door(address: str) -> str:
     """Return a node's ``host:port``; a URL with http:// is taken, too."""
-    place = address.removeprefix("http://").rstrip("/")
+    place = address.removeprefix("http://").removeprefix("https://").rstrip("/")
     host, _, port = place.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
         raise InvalidArgument("nodes", f"must hold addresses of nodes, as in 127.0.0.1:9871, not {address!r}")
@@ -219,6 +249,7 @@ class RequestEngine:
     def __init__(self, settings: RequestSettings, *, connect: Connect = connect_to_kafka) -> None:
         self.client_id = os.urandom(CLIENT_ID_BYTES)
         self._settings = settings
+        self.tls = settings.tls
         self.spans = spans_of(settings.tracer)
         policy = settings.policy
         self._transport = connect(settings, self.client_id)

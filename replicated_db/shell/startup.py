@@ -16,6 +16,8 @@ from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import NeedsCheckpoint, StopProcess
 from replicated_db.core.log.log_reads import END_BEHIND_WAIT_S
 from replicated_db.core.ports import Log, LogUnavailable, OffsetOutOfRange
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from schemas.topics import LOG_SETTINGS, UNCOMPRESSED
 
 ADMIN_TIMEOUT_S = 10.0
@@ -40,7 +42,7 @@ class Topics:
 
 
 def check_topics(
-    bootstrap_servers: str,
+    bootstrap_servers: Brokers,
     log_topic: str,
     others: Sequence[str],
     settings: Mapping[str, Mapping[str, str]] | None = None,
@@ -53,7 +55,7 @@ def check_topics(
     wanted = {log_topic: LOG_SETTINGS, **(settings or {})}
     # Log notices and worse: when it ends, librdkafka reports answers that nobody waits for any more.
     timeout_ms = int(ADMIN_TIMEOUT_S * 1000)
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "socket.timeout.ms": timeout_ms, "log_level": 5})
+    admin = AdminClient(client_settings(bootstrap_servers, {"socket.timeout.ms": timeout_ms, "log_level": 5}))
     try:
         brokers = admin.list_topics(timeout=ADMIN_TIMEOUT_S).brokers
         described = admin.describe_topics(TopicCollection([log_topic, *others]), request_timeout=ADMIN_TIMEOUT_S)

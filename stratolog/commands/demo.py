@@ -198,7 +198,7 @@ class _Demo:
             report("comparing full scans and digests")
             found += [checks.check_digests(settings, shard) for shard in range(settings.shards)]
             report("waiting for Spark's verdict on the last index")
-            with VerdictReader(settings.bootstrap_servers) as reader:
+            with VerdictReader(settings.connection) as reader:
                 judged, latest = checks.await_verdicts(settings, reader, timeout_s=self.verdict_timeout_s)
         return DemoOutcome(
             tree=self.source.path, summary=summary, leaders=checks.leaders(settings),

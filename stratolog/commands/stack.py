@@ -51,6 +51,10 @@ def up(
         ),
     ] = None,
     ui: Annotated[bool | None, typer.Option(help="Run the dashboard; its address is printed.")] = None,
+    secure: Annotated[
+        bool | None,
+        typer.Option(help="Brokers that know who asks: TLS, certificates, passwords, ACLs. It stays so until changed."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start the local stack: brokers, topics, three Object Manager nodes, datanodes, the Spark audit, the dashboard.
@@ -60,7 +64,7 @@ def up(
     fresh = "datanodes" not in settings.explicit and not (settings.data_dir / state.SETTINGS_FILE).exists()
     count = DEFAULT_DATANODES if datanodes is None and fresh else datanodes
     named = None if count is None else datanodes_of(settings, count)
-    settings = settings.with_values(brokers=brokers, audit=audit, ui=ui, datanodes=named)
+    settings = settings.with_values(brokers=brokers, audit=audit, ui=ui, datanodes=named, secure=secure)
     check_installed(settings)
     with (
         progress(as_json) as report,

@@ -23,6 +23,8 @@ from confluent_kafka.admin import (
     TopicMetadata,
 )
 
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from schemas.topics import (
     BOUNDED_RETENTION_MS,
     BOUNDED_SIZES,
@@ -126,7 +128,7 @@ class TopicPlan:
 
 
 def ensure_topics(
-    bootstrap_servers: str, plan: TopicPlan, *, contact_timeout_s: float = CONTACT_TIMEOUT_S
+    bootstrap_servers: Brokers, plan: TopicPlan, *, contact_timeout_s: float = CONTACT_TIMEOUT_S
 ) -> list[str]:
     """Create the topics that are missing and verify the others; return the names of those created.
 
@@ -134,7 +136,7 @@ def ensure_topics(
     UNCOMPRESSED, and BOUNDED_SIZES unless an operator has chosen other sizes. Raises
     TopicMismatch naming topic and setting, Unavailable if the brokers do not answer.
     """
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    admin = AdminClient(client_settings(bootstrap_servers, {"log_level": 0}))
     try:
         admin.list_topics(timeout=contact_timeout_s)
         return _ensure(admin, plan)

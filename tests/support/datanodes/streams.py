@@ -27,6 +27,7 @@ from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.ports import Readable
 from datanode_processors.wire.server import StreamServer
 from datanode_processors.wire.wire import Wire, WireClosed, connect, failure, read_error, read_record, refusal
+from datanode_processors.wire.wire_tls import WireTls
 from schemas import stream_errors
 from schemas.codecs.codec import encode
 from schemas.conversation.conversation import ConversationFailed, PeerGreeted, PeerRefused, own_hello
@@ -82,12 +83,16 @@ class Taking:
         self.committed: dict[int, PutBlock] = {}
         self.corrupt: list[tuple[int, int, int]] = []
         self.closed: set[int] = set()
+        self.members: tuple[str, ...] = ("dn1", "dn2", "dn3")
 
     def check_stream(self, partition: int, container_id: int, local_id: int) -> None:
         if partition != PARTITION:
             raise BlockError(stream_errors.NO_SUCH_PIPELINE, f"no member of pipeline-{partition}")
         if container_id in self.closed:
             raise BlockError(stream_errors.CONTAINER_CLOSED, f"container {container_id} is closed")
+
+    def members_for(self, request: Any) -> tuple[int, Sequence[str]]:
+        return PARTITION, self.members
 
     def handle(self, request: Any) -> Any:
         if isinstance(request, PutBlock):
@@ -116,7 +121,10 @@ class Taking:
 class Datanode:
     """One stream server and what stands behind it, in this process."""
 
-    def __init__(self, name: str, folder: Path, limits: WireLimits | None = None, fsync: str = NEVER) -> None:
+    def __init__(
+        self, name: str, folder: Path, limits: WireLimits | None = None, fsync: str = NEVER,
+        tls: WireTls | None = None,
+    ) -> None:  # fmt: skip
         self.name = name
         self.folder = folder / name
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +133,7 @@ class Datanode:
         self.notes: list[str] = []
         self.server = StreamServer(
             name=name, cluster=CLUSTER, host="127.0.0.1", port=0, blocks=self.store, pipelines=self.pipelines,
-            note=self._note, limits=limits or WireLimits(stop_grace_s=0.2),
+            note=self._note, limits=limits or WireLimits(stop_grace_s=0.2), tls=tls,
         )  # fmt: skip
         self.address = f"127.0.0.1:{self.server.port}"
 
@@ -233,9 +241,11 @@ class Proxy:
 class Client:
     """One connection of a client, driven frame by frame."""
 
-    def __init__(self, address: str, cluster: str = CLUSTER) -> None:
-        self.wire: Wire = connect(address, TIMEOUT_S)
-        talk = self.wire.conversation(ConversationRole.CLIENT, own_hello("client", cluster))
+    def __init__(
+        self, address: str, cluster: str = CLUSTER, tls: WireTls | None = None, name: str = "client"
+    ) -> None:  # fmt: skip
+        self.wire: Wire = connect(address, TIMEOUT_S, tls)
+        talk = self.wire.conversation(ConversationRole.CLIENT, own_hello(name, cluster))
         self.wire.wait_send(talk.hello(), timeout_s=TIMEOUT_S)
         try:
             greeted = self.wire.wait_event(talk, TIMEOUT_S)
@@ -299,10 +309,10 @@ class Client:
 
 def write_block(
     address: str, routes: Sequence[Route], data: bytes, *, block: int = 1, offset: int = 0, put: bool = False,
-    packet: int = CELL,
+    packet: int = CELL, tls: WireTls | None = None,
 ) -> Any:  # fmt: skip
     """Stream ``data[offset:]`` as one block, sending and hearing at once; return what END's ACK carried."""
-    client = Client(address)
+    client = Client(address, tls=tls)
     try:
         client.open(routes, block=block, offset=offset)
         hearing = _Hearing(client)

@@ -116,6 +116,9 @@ class Pipelines:
         if self.log(partition).closed:
             raise BlockError(stream_errors.PIPELINE_CLOSED, f"pipeline-{partition} is closed")
 
+    def members_for(self, request):
+        return request.partition, self.log(request.partition).members
+
     def handle(self, request):
         log = self.log(request.partition)
         if isinstance(request, PutBlock | WriteChunk):
