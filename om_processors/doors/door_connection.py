@@ -23,6 +23,8 @@ from schemas.result_codes import INVALID_REQUEST
 MAX_UNANSWERED = 10_000
 MAX_UNANSWERED_BYTES = 16 * 1024 * 1024
 MAX_UNSENT_BYTES = 32 * 1024 * 1024
+MAX_GATHERED_BYTES = 256 * 1024
+"""Frames that leave in one turn of the event loop gather up to here; beyond, they are written at once."""
 GREETING_S = 10.0
 """How long a peer may take to say HELLO."""
 HALF_FRAME_S = 30.0
@@ -62,6 +64,9 @@ class DoorConnection(asyncio.Protocol):
         self._reads_on = True
         self._since_s = loop.time()
         """When the connection began, or the frame that is not whole."""
+        self._gathered: list[bytes] = []
+        """Frames that leave together, in the same turn of the event loop: each write is a call of the kernel."""
+        self._gathered_bytes = 0
 
     # -- asyncio ---------------------------------------------------------------------------------------------------
 
@@ -72,8 +77,9 @@ class DoorConnection(asyncio.Protocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._transport.write(self._talk.hello())
+        self._send(self._talk.hello())
         self.tell_leaders(self._host.leaders_frame())
+        self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Forget the connection: answers that come later are dropped."""
@@ -91,6 +97,7 @@ class DoorConnection(asyncio.Protocol):
             self.reject(str(error))
         if reads:
             self._host.look_up(reads)
+            self._flush()
         if not self._frames:
             self._since_s = 0.0
         elif not self._since_s:
@@ -152,6 +159,7 @@ class DoorConnection(asyncio.Protocol):
         else:
             self._unanswered, self._unanswered_bytes = 0, 0
         self._send(frames)
+        self._flush()
         self._keep_pace()
 
     def _send_rows(self, number: int, rows: DoorRows) -> None:
@@ -162,10 +170,22 @@ class DoorConnection(asyncio.Protocol):
         self._send(frame)
 
     def _send(self, data: bytes) -> None:
-        transport = self._transport
+        """Send a frame with those that follow in this turn of the event loop, or with the next :meth:`_flush`."""
+        if not self._gathered:
+            self._loop.call_soon(self._flush)
+        self._gathered.append(data)
+        self._gathered_bytes += len(data)
+        if self._gathered_bytes > MAX_GATHERED_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        transport, gathered = self._transport, self._gathered
+        if not gathered:
+            return
+        self._gathered, self._gathered_bytes = [], 0
         if transport is None or transport.is_closing():
             return
-        transport.write(data)
+        transport.write(gathered[0] if len(gathered) == 1 else b"".join(gathered))
         if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             transport.abort()
 
@@ -176,6 +196,7 @@ class DoorConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close the connection once what was said has been sent."""
+        self._flush()
         if self._transport is not None:
             self._transport.close()
 

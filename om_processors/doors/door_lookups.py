@@ -18,7 +18,7 @@ from om_processors.serving.consistency import LINEARIZABLE, SESSION, STALE, Cons
 from om_processors.snapshots.core.snapshot_paths import place_of
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import StoreFailure
-from schemas.column_families import BUCKET_TABLE, KEY_TABLE
+from schemas.column_families import BUCKET_TABLE, INLINE_TABLE, KEY_TABLE, VOLUME_TABLE
 from schemas.door.frames import MAX_READ_KEYS
 from schemas.records.door import DoorRead, DoorRows
 from schemas.result_codes import INVALID_REQUEST, NOT_SUPPORTED_OPERATION, OK, OVERLOADED
@@ -26,6 +26,9 @@ from schemas.sharding import shard_of
 
 MAX_ROWS_BYTES = 4 * 1024 * 1024
 """Most bytes of rows, and of inline keys, in one answer: whoever asks for more is told to ask for fewer keys."""
+MAX_HELD_KEYS = 16
+"""Most keys of a lookup during which nothing is applied; a lookup of more takes a snapshot."""
+READ_FAMILIES = (VOLUME_TABLE, BUCKET_TABLE, KEY_TABLE, INLINE_TABLE)
 MAX_WAITING = 20_000
 """Most lookups of a shard that wait."""
 
@@ -146,14 +149,9 @@ class DoorLookups:
         self._answer(shard, lookups)
 
     def _answer(self, shard: int, lookups: Sequence[_Lookup]) -> None:
-        replica = self._replicas[shard]
         try:
             self._consistency.refuse_flagged(shard)
-            index, rows = replica.moment()
-            try:
-                answers = [found_rows(rows, one.read, shard, index) for one in lookups]
-            finally:
-                rows.close()
+            answers = [self._found(shard, one.read) for one in lookups]
             self._consistency.refuse_flagged(shard)
         except NotReadable as error:
             answers = [refused(error.code, str(error))] * len(lookups)
@@ -162,6 +160,18 @@ class DoorLookups:
             raise
         for one, answer in zip(lookups, answers, strict=True):
             one.told(answer)
+
+    def _found(self, shard: int, read: DoorRead) -> DoorRows:
+        """Look up keys: a few while the replica is held still, many in a snapshot, which takes longer to make."""
+        replica = self._replicas[shard]
+        if len(read.keys) <= MAX_HELD_KEYS:
+            with replica.held() as (index, held):
+                return found_rows(held, read, shard, index)
+        index, rows = replica.moment(READ_FAMILIES)
+        try:
+            return found_rows(rows, read, shard, index)
+        finally:
+            rows.close()
 
     def close(self) -> None:
         """End the turns; whoever waits gets no answer, as its connection ends."""

@@ -184,6 +184,7 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.sent = b""
+        self.writes = 0
         self.unsent = 0
         self.reads = True
         self.ended = ""
@@ -191,6 +192,7 @@ class Wire(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.ended
         self.sent += data
+        self.writes += 1
 
     def get_write_buffer_size(self) -> int:
         return self.unsent
@@ -223,6 +225,15 @@ class Host:
         self.now_s = 1000.0
         self.requests: list[tuple[int, Sequence[bytes], bytes | None]] = []
         self.ended = 0
+        self.soon: list[Callable[[], None]] = []
+
+    def call_soon(self, act: Callable[[], None]) -> None:
+        self.soon.append(act)
+
+    def turn(self) -> None:
+        """End a turn of the event loop."""
+        while self.soon:
+            self.soon.pop(0)()
 
     def time(self) -> float:
         return self.now_s
@@ -339,6 +350,29 @@ def test_a_keyed_request_has_a_whole_key(case: Case, payload: bytes):
     case.connection.data_received(HELLO + door_frame(DoorKind.KEYED, payload))
     assert case.why().endswith("has no whole key")
     assert case.host.requests == []
+
+
+def test_answers_that_leave_together_are_one_write(case: Case, monkeypatch: pytest.MonkeyPatch):
+    case.connection.data_received(HELLO)
+    before = case.wire.writes
+    lookup = DoorRead(consistency="stale", index=0, volume="v", bucket="b", keys=["k"])
+    case.connection.data_received(
+        b"".join(door_frame(DoorKind.READ, encode(lookup), number=number) for number in range(5))
+    )
+    assert case.wire.writes == before + 1
+    assert [frame.number for frame in case.heard() if frame.kind is DoorKind.ROWS] == [0, 1, 2, 3, 4]
+    case.connection.tell_leaders(case.host.leaders_frame())
+    case.connection.tell_leaders(case.host.leaders_frame())
+    assert case.wire.writes == before + 1, "they wait for the end of the turn"
+    case.host.turn()
+    assert case.wire.writes == before + 2
+    monkeypatch.setattr(door_connection, "MAX_GATHERED_BYTES", 10)
+    case.connection.tell_leaders(case.host.leaders_frame())
+    assert case.wire.writes == before + 3, "so much does not wait"
+    case.connection.tell_leaders(case.host.leaders_frame())
+    case.connection.close()
+    case.host.turn()
+    assert [frame.kind for frame in case.heard()].count(DoorKind.LEADERS) == 5
 
 
 def test_an_answer_is_one_envelope(case: Case):
