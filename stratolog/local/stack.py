@@ -196,7 +196,9 @@ class _Start:
         self._report(f"{count} Kafka broker{'s' if count > 1 else ''}")
         ports = [int(address.rpartition(":")[2]) for address in self._settings.bootstrap_servers.split(",")]
         listeners = tuple(Listener(broker=b, controller=c) for b, c in zip(ports, free_ports(count), strict=True))
-        cluster = KafkaCluster(folder=self._data_dir / "kafka", jars=jars, listeners=listeners)
+        cluster = KafkaCluster(
+            folder=self._data_dir / "kafka", jars=jars, listeners=listeners, heap_mib=self._settings.broker_heap_mib
+        )
         processes = cluster.start(detached=self._detached)
         for number, (listener, process) in enumerate(zip(listeners, processes, strict=True), start=1):
             self._add(
