@@ -1,4 +1,4 @@
-"""Lookups of keys by the direct door: many share one read index and one snapshot.
+"""Lookups and listings of keys by the direct door: many share one read index.
 
 Lookups that may be answered now are answered at once. The others wait for a *turn* of their shard: one wait, for a read
 index or for the highest index that their sessions name, answers all that had arrived when it began.
@@ -15,7 +15,7 @@ from om_processors.namespace import tables
 from om_processors.namespace.context import ReadView
 from om_processors.namespace.names import check_bucket_name, check_key_name, check_volume_name
 from om_processors.serving.consistency import LINEARIZABLE, SESSION, STALE, Consistency, NotReadable
-from om_processors.snapshots.core.snapshot_paths import place_of
+from om_processors.snapshots.core.snapshot_paths import is_reserved
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import StoreFailure
 from schemas.column_families import BUCKET_TABLE, INLINE_TABLE, KEY_TABLE, VOLUME_TABLE
@@ -47,7 +47,7 @@ def refused(status: str, message: str) -> DoorRows:
 
 
 def found_rows(view: ReadView, read: DoorRead, shard: int, index: int) -> DoorRows:
-    """Look up keys in a consistent view of a shard whose last applied index is ``index``; pure."""
+    """Look up or list keys in a consistent view of a shard whose last applied index is ``index``; pure."""
     try:
         check_volume_name(read.volume)
         check_bucket_name(read.bucket)
@@ -57,6 +57,8 @@ def found_rows(view: ReadView, read: DoorRead, shard: int, index: int) -> DoorRo
             tables.require_bucket(view, read.volume, read.bucket)
     except OMError as error:
         return refused(error.status, error.message)
+    if read.limit:
+        return _listed(view, read, shard, index)
     rows: list[bytes | None] = []
     data: list[bytes | None] = []
     size = 0
@@ -69,6 +71,23 @@ def found_rows(view: ReadView, read: DoorRead, shard: int, index: int) -> DoorRo
         if size > MAX_ROWS_BYTES and len(rows) > 1:
             return refused(INVALID_REQUEST, f"the rows of {len(read.keys)} keys have over {MAX_ROWS_BYTES} bytes")
     return DoorRows(status=OK, message="", shard=shard, index=index, rows=rows, data=data)
+
+
+def _listed(view: ReadView, read: DoorRead, shard: int, index: int) -> DoorRows:
+    """Return a page of a bucket's keys, as ``serving/queries`` does, with the rows as they are stored."""
+    base = tables.bucket_prefix(read.volume, read.bucket)
+    start = base + read.prefix.encode()
+    stop = tables.prefix_stop(start)
+    if read.start_after:
+        start = max(start, base + read.start_after.encode() + b"\x00")
+    rows: list[bytes | None] = []
+    size, more = 0, False
+    for _, value in view.iterate(KEY_TABLE, start, stop) if start < stop else ():
+        size += len(value)
+        if more := len(rows) == read.limit or (bool(rows) and size > MAX_ROWS_BYTES):
+            break
+        rows.append(value)
+    return DoorRows(status=OK, message="", shard=shard, index=index, rows=rows, more=more)
 
 
 class DoorLookups:
@@ -106,13 +125,25 @@ class DoorLookups:
     def _fault_of(read: DoorRead) -> str | None:
         if read.consistency not in (LINEARIZABLE, SESSION, STALE):
             return f"consistency {read.consistency!r} is not linearizable, session or stale"
+        if read.limit:
+            return DoorLookups._fault_of_listing(read)
         if not 1 <= len(read.keys) <= MAX_READ_KEYS:
             return f"a lookup of {len(read.keys)} keys; 1 to {MAX_READ_KEYS} are taken"
+        if read.prefix or read.start_after:
+            return "a prefix or a start without a limit; a listing has one"
+        return None
+
+    @staticmethod
+    def _fault_of_listing(read: DoorRead) -> str | None:
+        if not 1 <= read.limit <= MAX_READ_KEYS:
+            return f"a listing of {read.limit} keys; 1 to {MAX_READ_KEYS} are given at a time"
+        if read.keys or read.with_bytes:
+            return "a listing that names keys or wants bytes; it gives rows alone"
         return None
 
     @staticmethod
     def _is_of_snapshot(read: DoorRead) -> bool:
-        return any(place_of(key) is not None for key in read.keys)
+        return is_reserved(read.prefix) or any(is_reserved(key) for key in read.keys)
 
     def _may_answer(self, shard: int, read: DoorRead) -> bool:
         if read.consistency == SESSION:
@@ -164,7 +195,7 @@ class DoorLookups:
     def _found(self, shard: int, read: DoorRead) -> DoorRows:
         """Look up keys: a few while the replica is held still, many in a snapshot, which takes longer to make."""
         replica = self._replicas[shard]
-        if len(read.keys) <= MAX_HELD_KEYS:
+        if not read.limit and len(read.keys) <= MAX_HELD_KEYS:
             with replica.held() as (index, held):
                 return found_rows(held, read, shard, index)
         index, rows = replica.moment(READ_FAMILIES)

@@ -416,6 +416,45 @@ def test_rows_have_a_limit(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
     assert found_rows(view, two, 0, 5).message == "the rows of 2 keys have over 10 bytes"
 
 
+def _listing(limit: int = 10, **more: Any) -> DoorRead:
+    return DoorRead(consistency="stale", index=0, volume="vol1", bucket="bucket1", **{"keys": [], **more}, limit=limit)
+
+
+def test_a_listing_gives_rows_as_they_are_stored_up_to_its_limits(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
+    for name in ("a", "b", "c", "d"):
+        site.add_key(name)
+    _, view = site.moment()
+    stored = found_rows(view, _read(["a", "b", "c", "d"], with_bytes=False), 0, 5).rows
+    whole = found_rows(view, _listing(), 0, 5)
+    assert (whole.rows, whole.more, whole.index) == (stored, False, 5)
+    exact = found_rows(view, _listing(4), 0, 5)
+    assert (exact.rows, exact.more) == (stored, False)
+    two = found_rows(view, _listing(2, start_after="a"), 0, 5)
+    assert (two.rows, two.more) == (stored[1:3], True)
+    monkeypatch.setattr("om_processors.doors.door_lookups.MAX_ROWS_BYTES", 10)
+    one = found_rows(view, _listing(), 0, 5)
+    assert (one.rows, one.more) == (stored[:1], True), "one row is always sent"
+    assert found_rows(view, _listing(prefix="a", start_after="z"), 0, 5).rows == []
+
+
+@pytest.mark.parametrize(
+    ("read", "status", "why"),
+    [
+        (_listing(1001), "INVALID_REQUEST", "a listing of 1001 keys; 1 to 1000 are given at a time"),
+        (_listing(-1), "INVALID_REQUEST", "a listing of -1 keys; 1 to 1000 are given at a time"),
+        (_listing(keys=["a"]), "INVALID_REQUEST", "a listing that names keys or wants bytes; it gives rows alone"),
+        (_listing(with_bytes=True), "INVALID_REQUEST", "a listing that names keys or wants bytes; it gives rows alone"),
+        (_listing(0, keys=["a"], prefix="a"), "INVALID_REQUEST", "a prefix or a start without a limit; a listing has one"),
+        (_listing(prefix=".snapshot/s1/"), "NOT_SUPPORTED_OPERATION", "keys of snapshots are read over HTTP"),
+    ],
+)  # fmt: skip
+def test_a_listing_that_is_none_is_refused(site: DoorSite, read: DoorRead, status: str, why: str):
+    with Peer(site) as peer:
+        peer.sock.sendall(door_frame(DoorKind.READ, encode(read)))
+        answer = decode_as(DoorRows, peer.hear(DoorKind.ROWS).payload)
+    assert (answer.status, answer.message) == (status, why)
+
+
 # -- bytes of inline keys ----------------------------------------------------------------------------------------------
 
 
