@@ -27,6 +27,8 @@ MAX_UNANSWERED_BYTES = 16 * 1024 * 1024
 MAX_UNSENT_BYTES = 32 * 1024 * 1024
 CROWDED_UNANSWERED_BYTES = 1024 * 1024
 """The same limit while all connections together hold much."""
+MAX_GATHERED_BYTES = 256 * 1024
+"""Frames that leave in one turn of the event loop gather up to here; beyond, they are written at once."""
 GREETING_S = 10.0
 """How long a peer may take to say HELLO."""
 HALF_FRAME_S = 30.0
@@ -73,6 +75,9 @@ class DoorConnection(asyncio.Protocol):
         self._reads_on = True
         self._since_s = loop.time()
         """When the connection began, or the frame that is not whole."""
+        self._gathered: list[bytes] = []
+        """Frames that leave together, in the same turn of the event loop: each write is a call of the kernel."""
+        self._gathered_bytes = 0
 
     # -- asyncio ---------------------------------------------------------------------------------------------------
 
@@ -83,8 +88,9 @@ class DoorConnection(asyncio.Protocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._transport.write(self._talk.hello())
+        self._send(self._talk.hello())
         self.tell_leaders(self._host.leaders_frame())
+        self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Forget the connection: answers that come later are dropped."""
@@ -102,6 +108,7 @@ class DoorConnection(asyncio.Protocol):
             self.reject(str(error))
         if reads:
             self._host.look_up(reads)
+            self._flush()
         if not self._frames:
             self._since_s = 0.0
         elif not self._since_s:
@@ -168,6 +175,7 @@ class DoorConnection(asyncio.Protocol):
         else:
             self._unanswered, self._unanswered_bytes = 0, 0
         self._send(frames)
+        self._flush()
         self._tell_held()
         self._keep_pace()
 
@@ -176,10 +184,22 @@ class DoorConnection(asyncio.Protocol):
         self._send(frame)
 
     def _send(self, data: bytes) -> None:
-        transport = self._transport
+        """Send a frame with those that follow in this turn of the event loop, or with the next :meth:`_flush`."""
+        if not self._gathered:
+            self._loop.call_soon(self._flush)
+        self._gathered.append(data)
+        self._gathered_bytes += len(data)
+        if self._gathered_bytes > MAX_GATHERED_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        transport, gathered = self._transport, self._gathered
+        if not gathered:
+            return
+        self._gathered, self._gathered_bytes = [], 0
         if transport is None or transport.is_closing():
             return
-        transport.write(data)
+        transport.write(gathered[0] if len(gathered) == 1 else b"".join(gathered))
         if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             transport.abort()
 
@@ -198,7 +218,7 @@ class DoorConnection(asyncio.Protocol):
     def held_bytes(self) -> int:
         """How many bytes the node holds for the peer: half a frame, what is unanswered, what the peer does not read."""
         unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        return len(self._frames) + self._unanswered_bytes + unsent
+        return len(self._frames) + self._unanswered_bytes + self._gathered_bytes + unsent
 
     def _tell_held(self) -> None:
         if self._transport is not None:
@@ -206,6 +226,7 @@ class DoorConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close the connection once what was said has been sent."""
+        self._flush()
         if self._transport is not None:
             self._transport.close()
 

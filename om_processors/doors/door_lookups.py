@@ -1,4 +1,4 @@
-"""Lookups of keys by the direct door: many share one read index and one snapshot.
+"""Lookups and listings of keys by the direct door: many share one read index.
 
 Lookups that may be answered now are answered at once. The others wait for a *turn* of their shard: one wait, for a read
 index or for the highest index that their sessions name, answers all that had arrived when it began.
@@ -16,10 +16,10 @@ from om_processors.namespace import tables
 from om_processors.namespace.context import ReadView
 from om_processors.namespace.names import check_bucket_name, check_key_name, check_volume_name
 from om_processors.serving.consistency import LINEARIZABLE, SESSION, STALE, Consistency, NotReadable
-from om_processors.snapshots.core.snapshot_paths import place_of
+from om_processors.snapshots.core.snapshot_paths import is_reserved
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import StoreFailure
-from schemas.column_families import BUCKET_TABLE, KEY_TABLE
+from schemas.column_families import BUCKET_TABLE, INLINE_TABLE, KEY_TABLE, VOLUME_TABLE
 from schemas.door.frames import MAX_READ_KEYS
 from schemas.records.door import DoorRead, DoorRows
 from schemas.result_codes import INVALID_REQUEST, NOT_SUPPORTED_OPERATION, OK, OVERLOADED
@@ -27,6 +27,9 @@ from schemas.sharding import shard_of
 
 MAX_ROWS_BYTES = 4 * 1024 * 1024
 """Most bytes of rows, and of inline keys, in one answer: whoever asks for more is told to ask for fewer keys."""
+MAX_HELD_KEYS = 16
+"""Most keys of a lookup during which nothing is applied; a lookup of more takes a snapshot."""
+READ_FAMILIES = (VOLUME_TABLE, BUCKET_TABLE, KEY_TABLE, INLINE_TABLE)
 MAX_WAITING = 20_000
 """Most lookups of a shard that wait."""
 AT_ONCE_KEYS = 1_000
@@ -47,7 +50,7 @@ def refused(status: str, message: str) -> DoorRows:
 
 
 def found_rows(view: ReadView, read: DoorRead, shard: int, index: int) -> DoorRows:
-    """Look up keys in a consistent view of a shard whose last applied index is ``index``; pure."""
+    """Look up or list keys in a consistent view of a shard whose last applied index is ``index``; pure."""
     try:
         check_volume_name(read.volume)
         check_bucket_name(read.bucket)
@@ -57,6 +60,8 @@ def found_rows(view: ReadView, read: DoorRead, shard: int, index: int) -> DoorRo
             tables.require_bucket(view, read.volume, read.bucket)
     except OMError as error:
         return refused(error.status, error.message)
+    if read.limit:
+        return _listed(view, read, shard, index)
     rows: list[bytes | None] = []
     data: list[bytes | None] = []
     size = 0
@@ -69,6 +74,23 @@ def found_rows(view: ReadView, read: DoorRead, shard: int, index: int) -> DoorRo
         if size > MAX_ROWS_BYTES and len(rows) > 1:
             return refused(INVALID_REQUEST, f"the rows of {len(read.keys)} keys have over {MAX_ROWS_BYTES} bytes")
     return DoorRows(status=OK, message="", shard=shard, index=index, rows=rows, data=data)
+
+
+def _listed(view: ReadView, read: DoorRead, shard: int, index: int) -> DoorRows:
+    """Return a page of a bucket's keys, as ``serving/queries`` does, with the rows as they are stored."""
+    base = tables.bucket_prefix(read.volume, read.bucket)
+    start = base + read.prefix.encode()
+    stop = tables.prefix_stop(start)
+    if read.start_after:
+        start = max(start, base + read.start_after.encode() + b"\x00")
+    rows: list[bytes | None] = []
+    size, more = 0, False
+    for _, value in view.iterate(KEY_TABLE, start, stop) if start < stop else ():
+        size += len(value)
+        if more := len(rows) == read.limit or (bool(rows) and size > MAX_ROWS_BYTES):
+            break
+        rows.append(value)
+    return DoorRows(status=OK, message="", shard=shard, index=index, rows=rows, more=more)
 
 
 class DoorLookups:
@@ -109,13 +131,25 @@ class DoorLookups:
     def _fault_of(read: DoorRead) -> str | None:
         if read.consistency not in (LINEARIZABLE, SESSION, STALE):
             return f"consistency {read.consistency!r} is not linearizable, session or stale"
+        if read.limit:
+            return DoorLookups._fault_of_listing(read)
         if not 1 <= len(read.keys) <= MAX_READ_KEYS:
             return f"a lookup of {len(read.keys)} keys; 1 to {MAX_READ_KEYS} are taken"
+        if read.prefix or read.start_after:
+            return "a prefix or a start without a limit; a listing has one"
+        return None
+
+    @staticmethod
+    def _fault_of_listing(read: DoorRead) -> str | None:
+        if not 1 <= read.limit <= MAX_READ_KEYS:
+            return f"a listing of {read.limit} keys; 1 to {MAX_READ_KEYS} are given at a time"
+        if read.keys or read.with_bytes:
+            return "a listing that names keys or wants bytes; it gives rows alone"
         return None
 
     @staticmethod
     def _is_of_snapshot(read: DoorRead) -> bool:
-        return any(place_of(key) is not None for key in read.keys)
+        return is_reserved(read.prefix) or any(is_reserved(key) for key in read.keys)
 
     def _may_answer(self, shard: int, read: DoorRead) -> bool:
         if read.consistency == SESSION:
@@ -186,14 +220,9 @@ class DoorLookups:
         return shard, some
 
     def _answer(self, shard: int, lookups: Sequence[_Lookup]) -> None:
-        replica = self._replicas[shard]
         try:
             self._consistency.refuse_flagged(shard)
-            index, rows = replica.moment()
-            try:
-                answers = [found_rows(rows, one.read, shard, index) for one in lookups]
-            finally:
-                rows.close()
+            answers = [self._found(shard, one.read) for one in lookups]
             self._consistency.refuse_flagged(shard)
         except NotReadable as error:
             answers = [refused(error.code, str(error))] * len(lookups)
@@ -202,6 +231,18 @@ class DoorLookups:
             raise
         for one, answer in zip(lookups, answers, strict=True):
             one.told(answer)
+
+    def _found(self, shard: int, read: DoorRead) -> DoorRows:
+        """Look up keys: a few while the replica is held still, many in a snapshot, which takes longer to make."""
+        replica = self._replicas[shard]
+        if not read.limit and len(read.keys) <= MAX_HELD_KEYS:
+            with replica.held() as (index, held):
+                return found_rows(held, read, shard, index)
+        index, rows = replica.moment(READ_FAMILIES)
+        try:
+            return found_rows(rows, read, shard, index)
+        finally:
+            rows.close()
 
     def close(self) -> None:
         """End the turns; whoever waits gets no answer, as its connection ends."""

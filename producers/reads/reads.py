@@ -8,8 +8,8 @@ What belongs here: the addresses, the paths of the nodes' HTTP API, and the way 
 3. A 4xx is final: RequestFailed with its code.
 4. ``session`` reads carry the positions that the client's own responses carried, and see at least those writes.
 5. ``node_addresses`` decides which nodes are asked, and in which order.
-6. Keys are looked up by the direct door if the client has one (``direct/key_lookups``); what it does not answer is
-   asked over HTTP.
+6. Keys are looked up and listed by the direct door if the client has one (``direct/key_lookups``); what it does not
+   answer is asked over HTTP.
 7. A wait of more than two seconds says what it waits for (``waiting``).
 """
 
@@ -18,13 +18,13 @@ from __future__ import annotations
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any, Literal, get_args
 from urllib.parse import quote
 
 import httpx
 
-from producers.direct.key_lookups import LookUp, rows_of
+from producers.direct.key_lookups import LookUp, page_of, rows_of
 from producers.errors import NOT_CONNECTED, NotConnected, NotFound, RequestFailed, RetryableError, failure
 from producers.reads import snapshot_diffs
 from producers.reads.node_addresses import Find, NodeAddresses
@@ -45,6 +45,7 @@ from producers.reads.read_views import (
 from producers.reads.read_words import ROOT, asked, missing
 from producers.reads.snapshot_diffs import OnProgress, SnapshotDiff, SnapshotDiffProgress
 from producers.requests import arguments
+from producers.requests.listed_page import ListedPage
 from producers.waiting import SlowWait
 from schemas.codecs.codec import Undecodable, decode_as
 from schemas.door.frames import MAX_READ_KEYS
@@ -316,7 +317,30 @@ class Reads:
     ) -> Page[KeyInfo]:  # fmt: skip
         """Read one page of a bucket's keys, of ``limit`` entries at most (PAGE_ENTRIES)."""
         path = f"{_bucket_path(volume, bucket)}/keys"
+        if (found := self._door_page(volume, bucket, prefix, start_after, limit, consistency)) is not None:
+            return found
         return _page(KeyInfo, "key", self._listing(path, prefix, start_after, limit, consistency))
+
+    def _door_page(
+        self, volume: str, bucket: str, prefix: str, start_after: str, limit: int, consistency: Consistency
+    ) -> Page[KeyInfo] | None:
+        """Read a page by the direct door; None if HTTP is to be asked."""
+        if self._look_up is None:
+            return None
+        _check_listing(prefix, start_after, consistency)
+        page = ListedPage(
+            prefix=prefix, start_after=start_after, limit=arguments.number("limit", limit, 1, PAGE_ENTRIES)
+        )
+        found = page_of(self._look_up, volume, bucket, page, consistency, REQUEST_TIMEOUT_MS / 1000)
+        if found is None:
+            return None
+        if found.status != OK:
+            path = f"{_bucket_path(volume, bucket)}/keys"
+            thing = missing(found.status, path, {})
+            raise failure(found.status, found.message if thing is None else f"{thing} does not exist")
+        # As over HTTP, listed keys come without their blocks.
+        keys = [replace(view.info, blocks=[]) for view in _views(found) if view is not None]
+        return Page(entries=keys, next_after=keys[-1].key if found.more else None, positions={found.shard: found.index})
 
     def snapshots_page(
         self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int = PAGE_ENTRIES,

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from producers.errors import (
@@ -47,6 +47,7 @@ from producers.requests.core.calls import (
     outcome_of,
     unknown,
 )
+from producers.requests.listed_page import ListedPage
 from producers.requests.transport import Transport
 from producers.waiting import SlowWait
 from schemas.codecs import codec
@@ -290,9 +291,10 @@ class RequestEngine:
             return dict(self._calls.positions)
 
     def look_up(
-        self, volume: str, bucket: str, keys: Sequence[str], consistency: str, *, with_bytes: bool = False
-    ) -> Future[DoorRows] | None:
-        """Ask a node straight for keys of one bucket; None if no node is connected.
+        self, volume: str, bucket: str, keys: Sequence[str], consistency: str, *, with_bytes: bool = False,
+        page: ListedPage | None = None,
+    ) -> Future[DoorRows] | None:  # fmt: skip
+        """Ask a node straight for keys of one bucket, or for a page of them; None if no node is connected.
 
         With ``with_bytes`` the bytes of inline keys come, too.
         """
@@ -301,6 +303,8 @@ class RequestEngine:
         read = DoorRead(
             consistency=consistency, index=index, volume=volume, bucket=bucket, keys=list(keys), with_bytes=with_bytes
         )
+        if page is not None:
+            read = replace(read, limit=page.limit, prefix=page.prefix, start_after=page.start_after)
         return self._transport.look_up(read, shard)
 
     def submit(self, body: RequestBody, done: Done) -> None:

@@ -61,8 +61,8 @@ class Store(StoreView, Protocol):
     def sync(self) -> None:
         """Make everything written so far survive a loss of power; without this call the last writes may not."""
 
-    def snapshot(self) -> StoreSnapshot:
-        """Return a snapshot of all families. It is exact only if nobody writes meanwhile (hold the apply lock)."""
+    def snapshot(self, families: Iterable[str] | None = None) -> StoreSnapshot:
+        """Return a snapshot of all families, or of some; exact only if nobody writes meanwhile (hold the apply lock)."""
 
     def checkpoint(self, name: str) -> None:
         """Create a checkpoint of everything written so far; replaces one of the same name.

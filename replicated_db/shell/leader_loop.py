@@ -231,7 +231,6 @@ class LeaderLoop:
                 raise Deposed(f"shard {self.replica.identity.shard} is flagged: {self.replica.evidence}")
             if self._turned_ms - self._appended_ms > QUIET_MS:
                 self._let_rest(False)
-            busy = leader.in_flight > 0
             self._poll(leader, appender, REPORT_WAIT_S if leader.in_flight >= self._limits.max_in_flight else 0)
             if stop.is_set():
                 if self._drain(leader, appender):
@@ -239,17 +238,18 @@ class LeaderLoop:
                 continue
             self._barriers_and_ticks(leader, appender)
             if leader.in_flight < self._limits.max_in_flight:
-                self._fill(leader, appender, intake, busy=busy)
+                self._fill(leader, appender, intake)
 
     def _let_rest(self, rests: bool) -> None:
         if rests is not self._rests:
             self._rests = rests
             self.on_rest(rests)
 
-    def _fill(self, leader: Leader, appender: Appender, intake: Intake, *, busy: bool) -> None:
+    def _fill(self, leader: Leader, appender: Appender, intake: Intake) -> None:
         """Execute the queued proposals; seal unless it pays to wait for more."""
         room = self._limits.max_batch_requests - leader.building
-        waiting = busy or leader.building > 0
+        # A Tick in flight counts: whoever waits for it must not wait for a proposal too.
+        waiting = leader.in_flight > 0 or leader.building > 0
         proposals = self._held or intake.take(room, 0 if waiting else IDLE_WAIT_S)
         elapsed_ms = self._clock.elapsed_ms()
         if leader.is_stale(elapsed_ms):

@@ -45,6 +45,9 @@ LONG_RUN_JVM = ("-XX:+UseG1GC",)
 QUICK_START_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 """Less processor time to start, less speed later: for brokers that live for a test."""
 
+HEAP_MIB = {1: 512, 3: 400}
+"""Most MiB of a broker's heap, by the number of brokers. A broker needs about 150 MiB beside it."""
+
 JAVA_VERSION = 17
 
 
@@ -95,6 +98,8 @@ class KafkaCluster:
     """What each broker proves itself by; if there are any, the brokers know who asks."""
     operator: tuple[tuple[str, str], ...] = ()
     """With ``identities``: the ``kafka.*`` settings of who asks whether the brokers are ready."""
+    heap_mib: int | None = None
+    """Most MiB of each broker's heap; None: HEAP_MIB."""
 
     def __post_init__(self) -> None:
         """Refuse a number of brokers for which there are no durability rules."""
@@ -133,7 +138,7 @@ class KafkaCluster:
 
     def start_broker(self, number: int, *, detached: bool) -> Process:
         """Start broker ``number`` (from 1) of a formatted cluster."""
-        heap = 512 if len(self.listeners) == 1 else 400
+        heap = self.heap_mib or HEAP_MIB[len(self.listeners)]
         command: list[str | Path] = [
             *self.listeners[number - 1].launcher, _java(), f"-Xmx{heap}m", f"-Xms{heap // 4}m", *self._shared_classes(),
             *self.jvm, "-XX:-UsePerfData", "-Djava.awt.headless=true", *_LOGGING, "-cp", str(self.jars / "*"),

@@ -220,15 +220,16 @@ class _Start:
         controllers = free_ports(len(ports))
         if not settings.secure or settings.node_bootstrap_servers is None:
             listeners = tuple(Listener(broker=b, controller=c) for b, c in zip(ports, controllers, strict=True))
-            return KafkaCluster(folder=folder, jars=jars, listeners=listeners)
+            return KafkaCluster(folder=folder, jars=jars, listeners=listeners, heap_mib=settings.broker_heap_mib)
         nodes = [int(address.rpartition(":")[2]) for address in settings.node_bootstrap_servers.split(",")]
         secure_listeners = tuple(
             Listener(broker=b, controller=c, nodes=n) for b, c, n in zip(ports, controllers, nodes, strict=True)
         )
         identities = broker_identities(authority_of(self._data_dir, settings.cluster), len(ports))
         return KafkaCluster(
-            folder=folder, jars=jars, listeners=secure_listeners, identities=identities, operator=settings.kafka
-        )
+            folder=folder, jars=jars, listeners=secure_listeners, identities=identities, operator=settings.kafka,
+            heap_mib=settings.broker_heap_mib,
+        )  # fmt: skip
 
     def _start_node(self, node: NodeAddress) -> None:
         if self._has(NODE, node.name):

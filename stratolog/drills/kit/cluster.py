@@ -212,7 +212,12 @@ class Cluster:
                 for m in members
             )
             jars = kafka_jars(self.settings.cache_dir)
-            cluster = KafkaCluster(folder=self.settings.data_dir / "kafka", jars=jars, listeners=listeners)
+            cluster = KafkaCluster(
+                folder=self.settings.data_dir / "kafka",
+                jars=jars,
+                listeners=listeners,
+                heap_mib=self.settings.broker_heap_mib,
+            )
             old = members[number - 1]
             if old.process.is_running():
                 return

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,7 +164,13 @@ class DoorSite:
 
     # the replica, and its consistency
 
-    def moment(self) -> tuple[int, DoorRows]:
+    @contextmanager
+    def held(self) -> Iterator[tuple[int, DoorRows]]:
+        index, rows = self.moment()
+        yield index, rows
+        rows.close()
+
+    def moment(self, families: Iterable[str] = ()) -> tuple[int, DoorRows]:
         rows = DoorRows()
         rows.tables = self.world.tables.tables
         self.opened.append(rows)

@@ -184,6 +184,7 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.sent = b""
+        self.writes = 0
         self.unsent = 0
         self.reads = True
         self.ended = ""
@@ -191,6 +192,7 @@ class Wire(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.ended
         self.sent += data
+        self.writes += 1
 
     def get_write_buffer_size(self) -> int:
         return self.unsent
@@ -224,6 +226,15 @@ class Host:
         self.requests: list[tuple[int, Sequence[bytes], bytes | None]] = []
         self.ended = 0
         self.held_bytes = 0
+        self.soon: list[Callable[[], None]] = []
+
+    def call_soon(self, act: Callable[[], None]) -> None:
+        self.soon.append(act)
+
+    def turn(self) -> None:
+        """End a turn of the event loop."""
+        while self.soon:
+            self.soon.pop(0)()
 
     def time(self) -> float:
         return self.now_s
@@ -344,6 +355,29 @@ def test_a_keyed_request_has_a_whole_key(case: Case, payload: bytes):
     case.connection.data_received(HELLO + door_frame(DoorKind.KEYED, payload))
     assert case.why().endswith("has no whole key")
     assert case.host.requests == []
+
+
+def test_answers_that_leave_together_are_one_write(case: Case, monkeypatch: pytest.MonkeyPatch):
+    case.connection.data_received(HELLO)
+    before = case.wire.writes
+    lookup = DoorRead(consistency="stale", index=0, volume="v", bucket="b", keys=["k"])
+    case.connection.data_received(
+        b"".join(door_frame(DoorKind.READ, encode(lookup), number=number) for number in range(5))
+    )
+    assert case.wire.writes == before + 1
+    assert [frame.number for frame in case.heard() if frame.kind is DoorKind.ROWS] == [0, 1, 2, 3, 4]
+    case.connection.tell_leaders(case.host.leaders_frame())
+    case.connection.tell_leaders(case.host.leaders_frame())
+    assert case.wire.writes == before + 1, "they wait for the end of the turn"
+    case.host.turn()
+    assert case.wire.writes == before + 2
+    monkeypatch.setattr(door_connection, "MAX_GATHERED_BYTES", 10)
+    case.connection.tell_leaders(case.host.leaders_frame())
+    assert case.wire.writes == before + 3, "so much does not wait"
+    case.connection.tell_leaders(case.host.leaders_frame())
+    case.connection.close()
+    case.host.turn()
+    assert [frame.kind for frame in case.heard()].count(DoorKind.LEADERS) == 5
 
 
 def test_an_answer_is_one_envelope(case: Case):
@@ -476,6 +510,45 @@ def test_rows_have_a_limit(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
     assert found_rows(view, read, 0, 5).index == 5, "one row is always sent"
     two = DoorRead(consistency="stale", index=0, volume="vol1", bucket="bucket1", keys=["a", "a"])
     assert found_rows(view, two, 0, 5).message == "the rows of 2 keys have over 10 bytes"
+
+
+def _listing(limit: int = 10, **more: Any) -> DoorRead:
+    return DoorRead(consistency="stale", index=0, volume="vol1", bucket="bucket1", **{"keys": [], **more}, limit=limit)
+
+
+def test_a_listing_gives_rows_as_they_are_stored_up_to_its_limits(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
+    for name in ("a", "b", "c", "d"):
+        site.add_key(name)
+    _, view = site.moment()
+    stored = found_rows(view, _read(["a", "b", "c", "d"], with_bytes=False), 0, 5).rows
+    whole = found_rows(view, _listing(), 0, 5)
+    assert (whole.rows, whole.more, whole.index) == (stored, False, 5)
+    exact = found_rows(view, _listing(4), 0, 5)
+    assert (exact.rows, exact.more) == (stored, False)
+    two = found_rows(view, _listing(2, start_after="a"), 0, 5)
+    assert (two.rows, two.more) == (stored[1:3], True)
+    monkeypatch.setattr("om_processors.doors.door_lookups.MAX_ROWS_BYTES", 10)
+    one = found_rows(view, _listing(), 0, 5)
+    assert (one.rows, one.more) == (stored[:1], True), "one row is always sent"
+    assert found_rows(view, _listing(prefix="a", start_after="z"), 0, 5).rows == []
+
+
+@pytest.mark.parametrize(
+    ("read", "status", "why"),
+    [
+        (_listing(1001), "INVALID_REQUEST", "a listing of 1001 keys; 1 to 1000 are given at a time"),
+        (_listing(-1), "INVALID_REQUEST", "a listing of -1 keys; 1 to 1000 are given at a time"),
+        (_listing(keys=["a"]), "INVALID_REQUEST", "a listing that names keys or wants bytes; it gives rows alone"),
+        (_listing(with_bytes=True), "INVALID_REQUEST", "a listing that names keys or wants bytes; it gives rows alone"),
+        (_listing(0, keys=["a"], prefix="a"), "INVALID_REQUEST", "a prefix or a start without a limit; a listing has one"),
+        (_listing(prefix=".snapshot/s1/"), "NOT_SUPPORTED_OPERATION", "keys of snapshots are read over HTTP"),
+    ],
+)  # fmt: skip
+def test_a_listing_that_is_none_is_refused(site: DoorSite, read: DoorRead, status: str, why: str):
+    with Peer(site) as peer:
+        peer.sock.sendall(door_frame(DoorKind.READ, encode(read)))
+        answer = decode_as(DoorRows, peer.hear(DoorKind.ROWS).payload)
+    assert (answer.status, answer.message) == (status, why)
 
 
 # -- bytes of inline keys ----------------------------------------------------------------------------------------------
