@@ -32,6 +32,7 @@ from producers.files.key_files import (
     KeyOutput,
 )
 from producers.reads.read_views import (
+    AclView,
     BucketView,
     KeyView,
     ListedBucket,
@@ -43,6 +44,7 @@ from producers.reads.read_views import (
 )
 from producers.reads.reads import Consistency
 from producers.reads.snapshot_diffs import SnapshotDiffProgress
+from schemas.access.credentials import Credentials, parse_credentials
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import (
     UNLIMITED,
@@ -77,6 +79,7 @@ from schemas.records.rows import (
 )
 
 __all__ = [
+    "AclView",
     "AllocateBlock",
     "AsyncClient",
     "AsyncKeyFile",
@@ -94,6 +97,7 @@ __all__ = [
     "CreateSnapshot",
     "CreateVolume",
     "CreatedSnapshot",
+    "Credentials",
     "DatanodeError",
     "DeleteBucket",
     "DeleteKey",
@@ -133,4 +137,5 @@ __all__ = [
     "View",
     "VolumeInfo",
     "VolumeView",
+    "parse_credentials",
 ]

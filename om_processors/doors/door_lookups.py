@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from om_processors.errors import OMError
 from om_processors.namespace import tables
+from om_processors.namespace.access import Caller, require_on_key
 from om_processors.namespace.context import ReadView
 from om_processors.namespace.names import check_bucket_name, check_key_name, check_volume_name
 from om_processors.serving.consistency import LINEARIZABLE, SESSION, STALE, Consistency, NotReadable
 from om_processors.snapshots.core.snapshot_paths import place_of
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import StoreFailure
+from schemas.access.acl import READ
+from schemas.codecs.codec import encode
 from schemas.column_families import BUCKET_TABLE, KEY_TABLE
 from schemas.door.frames import MAX_READ_KEYS
 from schemas.records.door import DoorRead, DoorRows
@@ -36,6 +39,7 @@ Told = Callable[[DoorRows], None]
 class _Lookup:
     read: DoorRead
     told: Told
+    reader: Caller | None
 
 
 def refused(status: str, message: str) -> DoorRows:
@@ -43,8 +47,11 @@ def refused(status: str, message: str) -> DoorRows:
     return DoorRows(status=status, message=message, shard=-1, index=-1, rows=[])
 
 
-def found_rows(view: ReadView, read: DoorRead, shard: int, index: int) -> DoorRows:
-    """Look up keys in a consistent view of a shard whose last applied index is ``index``; pure."""
+def found_rows(view: ReadView, read: DoorRead, shard: int, index: int, reader: Caller | None = None) -> DoorRows:
+    """Look up keys in a consistent view of a shard whose last applied index is ``index``; pure.
+
+    A ``reader`` needs the right READ on each; None: rights are not judged.
+    """
     try:
         check_volume_name(read.volume)
         check_bucket_name(read.bucket)
@@ -52,13 +59,17 @@ def found_rows(view: ReadView, read: DoorRead, shard: int, index: int) -> DoorRo
             check_key_name(key)
         if view.get(BUCKET_TABLE, tables.bucket_key(read.volume, read.bucket)) is None:
             tables.require_bucket(view, read.volume, read.bucket)
+        if reader is not None:
+            for key in read.keys:
+                require_on_key(view, reader, read.volume, read.bucket, key, READ)
     except OMError as error:
         return refused(error.status, error.message)
     rows: list[bytes | None] = []
     data: list[bytes | None] = []
     size = 0
     for key in read.keys:
-        rows.append(row := view.get(KEY_TABLE, tables.key_key(read.volume, read.bucket, key)))
+        row = view.get(KEY_TABLE, tables.key_key(read.volume, read.bucket, key))
+        rows.append(row if reader is None or row is None else _without_acls(row))
         size += len(row or b"")
         if read.with_bytes:
             data.append(found := None if row is None else tables.get_inline(view, tables.decode_key(row)))
@@ -66,6 +77,12 @@ def found_rows(view: ReadView, read: DoorRead, shard: int, index: int) -> DoorRo
         if size > MAX_ROWS_BYTES and len(rows) > 1:
             return refused(INVALID_REQUEST, f"the rows of {len(read.keys)} keys have over {MAX_ROWS_BYTES} bytes")
     return DoorRows(status=OK, message="", shard=shard, index=index, rows=rows, data=data)
+
+
+def _without_acls(row: bytes) -> bytes:
+    """Return a key's row without its access control list, which needs a right of its own."""
+    info = tables.decode_key(row)
+    return encode(replace(info, acls=[])) if info.acls else row
 
 
 class DoorLookups:
@@ -80,11 +97,13 @@ class DoorLookups:
         self._waiting: dict[int, list[_Lookup]] = {shard: [] for shard in replicas}
         self._turns: dict[int, asyncio.Task[None]] = {}
 
-    def ask(self, reads: Sequence[tuple[DoorRead, Told]]) -> None:
-        """Answer lookups that arrived together, each by its callback: now, or when its shard may be read."""
+    def ask(self, reads: Sequence[tuple[DoorRead, Told]], reader: Caller | None = None) -> None:
+        """Answer lookups of a ``reader`` that arrived together, each by its callback: now, or when its shard may be
+        read.
+        """
         now: dict[int, list[_Lookup]] = {}
         for read, told in reads:
-            lookup = _Lookup(read, told)
+            lookup = _Lookup(read, told, reader)
             if (fault := self._fault_of(read)) is not None:
                 told(refused(INVALID_REQUEST, fault))
                 continue
@@ -151,7 +170,7 @@ class DoorLookups:
             self._consistency.refuse_flagged(shard)
             index, rows = replica.moment()
             try:
-                answers = [found_rows(rows, one.read, shard, index) for one in lookups]
+                answers = [found_rows(rows, one.read, shard, index, one.reader) for one in lookups]
             finally:
                 rows.close()
             self._consistency.refuse_flagged(shard)

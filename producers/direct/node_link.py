@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterator
 
 from producers.direct.core.link_talk import LinkFailed, LinkState, LinkTalk
-from schemas.door.frames import DoorFrame
+from schemas.access.credentials import Credentials
+from schemas.access.signatures import user_authorization
+from schemas.door.frames import DOOR_PATH, DoorFrame
 
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 """Most bytes that wait for the kernel; what comes on top is dropped, and the calls are sent again when they are due."""
@@ -21,12 +23,19 @@ OPEN_TIMEOUT_S = 3.0
 """How long a connection may take until it is open."""
 
 
+def _authorization(credentials: Credentials | None, address: str) -> str | None:
+    """Return the header that says who connects: it is good for one node, for as long as clocks may differ."""
+    if credentials is None:
+        return None
+    return user_authorization(credentials, "GET", address, DOOR_PATH, time.time_ns() // 1_000_000)
+
+
 class NodeLink:
     """A connection to ``address`` (``host:port``). Raises LinkFailed if the address cannot be resolved or reached."""
 
-    def __init__(self, address: str, client: str) -> None:
+    def __init__(self, address: str, client: str, credentials: Credentials | None = None) -> None:
         self.address = address
-        self._talk = LinkTalk(address, client)
+        self._talk = LinkTalk(address, client, _authorization(credentials, address))
         self._lock = threading.Lock()
         self._unsent = bytearray(self._talk.begin())
         self._begun_s = time.monotonic()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -22,6 +22,8 @@ from producers.errors import NOT_CONNECTED, NotConnected
 from producers.requests.core.calls import Call
 from producers.requests.listeners import check_listening
 from producers.waiting import WORD_EACH_MS, SlowWait
+from schemas.access.credentials import Credentials
+from schemas.access.signatures import sealed_key
 from schemas.codecs.envelopes import enveloped_requests
 from schemas.records.door import DoorRead
 from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, OM_RESPONSES, SILENT_BROKER_MS
@@ -50,8 +52,11 @@ class Transport:
     """
 
     def __init__(
-        self, bootstrap_servers: str, client_id: bytes, *, message_timeout_ms: int, connect_timeout_ms: int
-    ) -> None:
+        self, bootstrap_servers: str, client_id: bytes, *, message_timeout_ms: int, connect_timeout_ms: int,
+        credentials: Credentials | None = None,
+    ) -> None:  # fmt: skip
+        """With ``credentials`` every record of requests is signed, but those that the cluster's secret proves."""
+        self._credentials = credentials
         self._client_id = client_id
         self._bootstrap_servers = bootstrap_servers
         deadline_s = time.monotonic() + connect_timeout_ms / 1000
@@ -122,6 +127,8 @@ class Transport:
         self._send_requests(by_shard)
 
     def _send_alone(self, call: Call, key: bytes) -> None:
+        if call.proof is None and self._credentials is not None:
+            key = sealed_key(self._credentials, call.value, key)
         try:
             self._producer.produce(OM_REQUESTS, call.value, key, call.shard)
         except (BufferError, KafkaException) as error:
@@ -129,7 +136,7 @@ class Transport:
 
     def _send_requests(self, by_shard: Mapping[int, list[bytes]]) -> None:
         for shard, requests in by_shard.items():
-            values = [{"value": value} for value in enveloped_requests(requests)]
+            values = self._records_of(requests)
             try:
                 taken = self._producer.produce_batch(OM_REQUESTS, values, partition=shard)
             except (BufferError, KafkaException) as error:
@@ -140,6 +147,12 @@ class Transport:
                 logger.warning(
                     "%d of %d records of requests were not taken by the producer", len(values) - taken, len(values)
                 )
+
+    def _records_of(self, requests: Sequence[bytes]) -> list[dict[str, bytes]]:
+        signer = self._credentials
+        if signer is None:
+            return [{"value": value} for value in enveloped_requests(requests)]
+        return [{"value": value, "key": sealed_key(signer, value)} for value in enveloped_requests(requests)]
 
     def receive(self, wait_ms: float, *, gather: bool) -> list[bytes]:
         """Return the records of replies to this client; waits at most ``wait_ms`` for the first one.

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import hmac
 import re
+from functools import lru_cache
+from hashlib import sha256
 from typing import NoReturn
 
 from schemas.access.acl import name_fault
@@ -31,6 +33,10 @@ FILE_MARK = "stratolog-credentials-1"
 """The first word of a file of credentials."""
 MAX_FILE_BYTES = 4096
 SECRET_BYTES = 32
+CLIENT_PREFIX_BYTES = 6
+"""How many bytes of a client's id its user decides; the others are random."""
+CLIENT_PREFIXES = 4096
+"""Most users whose :func:`client_prefix` is remembered."""
 MAX_NUMBER = 2**63 - 1
 MAX_TOKEN_CHARACTERS = 112
 """Most characters of a token: a user's name, and two numbers of 19 digits."""
@@ -80,7 +86,7 @@ class Credentials:
     def __init__(self, token: str, secret: bytes) -> None:
         self.name = parse_token(token)
         self.token = token
-        if not isinstance(secret, bytes) or len(secret) != SECRET_BYTES:
+        if len(secret) != SECRET_BYTES:
             raise ValueError(f"the secret of {token} has {SECRET_BYTES} bytes")
         self._secret = secret
         self._requests = hmac.digest(secret, b"stratolog requests", "sha256")
@@ -118,6 +124,12 @@ class Credentials:
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled."""
         raise TypeError("credentials are not pickled")
+
+
+@lru_cache(maxsize=CLIENT_PREFIXES)
+def client_prefix(user: str) -> bytes:
+    """Return how the ids of a user's clients begin, so that nobody uses another user's id, and its call ids."""
+    return sha256(b"stratolog client " + user.encode()).digest()[:CLIENT_PREFIX_BYTES]
 
 
 def credentials_of(secret: ClusterSecret, name: TokenName) -> Credentials:

@@ -28,6 +28,7 @@ from stratolog.configuration.settings_values import DEFAULT_RACK, DatanodeAddres
 from stratolog.errors import UsageError
 
 if TYPE_CHECKING:
+    from schemas.access.credentials import Credentials
     from schemas.privilege import ClusterSecret
 
 
@@ -167,6 +168,18 @@ class Settings:
 
     Unset, it is ``cluster-secret`` in ``data_dir``.
     """
+    auth: str | None = _setting(values.one_of("none", "signed"), default=None)
+    """Whom nodes believe. ``none``: anybody may do everything, under any name. ``signed``: users sign what they ask for.
+
+    All nodes of a cluster need the same. Unset: ``none``.
+    """
+    auth_none_anywhere: bool | None = _setting(values.boolean, default=None)
+    """Whether nodes run with ``auth = none`` also where other machines reach them. Unset: they refuse to start there."""
+    credentials_file: Path | None = _setting(values.path, default=None)
+    """File with a user's credentials, which the command signs with.
+
+    Unset, with ``auth = signed``: whoever can read the cluster's secret is the user ``operator``.
+    """
     http_hosts: tuple[str, ...] = _setting(values.hosts, default=())
     """Names by which nodes' HTTP servers are asked, beside addresses, localhost and nodes' own hosts; ``*`` = any."""
     write_audit: bool = _setting(values.boolean, default=False)
@@ -189,6 +202,18 @@ class Settings:
         from stratolog.configuration.cluster_secret import read_secret
 
         return read_secret(self.secret_file)
+
+    def credentials(self) -> Credentials | None:
+        """Return what the command signs with, None for nothing; raises UsageError if the file cannot be used."""
+        from stratolog.configuration.credentials import read_credentials
+
+        if self.credentials_file is not None:
+            return read_credentials(self.credentials_file)
+        if self.auth != "signed":
+            return None
+        from schemas.access.credentials import operator_credentials
+
+        return operator_credentials(self.secret())
 
     def own_hosts(self) -> frozenset[str]:
         """Return the names by which the HTTP servers of nodes and datanodes may be asked."""

@@ -19,6 +19,15 @@ def _http() -> httpx.Client:
     return httpx.Client(timeout=HTTP_TIMEOUT_S, trust_env=False)
 
 
+def answer_as(settings: Settings) -> None:
+    """Have this process's questions to nodes signed, if the settings have something to sign with."""
+    from producers.reads.call_signer import CallSigner
+
+    credentials = settings.credentials()
+    if credentials is not None:
+        _http().auth = CallSigner(credentials)
+
+
 def node_statuses(settings: Settings) -> dict[str, dict[str, Any] | None]:
     """Return the ``/status`` of each Object Manager node by its name, None for a node that does not answer."""
     return {node.name: node_status(node.address) for node in settings.nodes}

@@ -18,10 +18,10 @@ from schemas.records.identity import (
     CancelDelegationToken,
     CreateUser,
     GetDelegationToken,
+    ProvenCaller,
     RemoveUser,
     RenewDelegationToken,
     RotateUser,
-    ProvenCaller,
     TokenRow,
     UserRow,
 )

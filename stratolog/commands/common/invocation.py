@@ -11,6 +11,7 @@ import typer
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
 from stratolog.local import state
+from stratolog.nodes.answers import answer_as
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables.")]
 
@@ -30,4 +31,7 @@ def settings_of(context: typer.Context) -> Settings:
 
 def connected_settings_of(context: typer.Context) -> Settings:
     """Return the settings that reach the running local stack, or what was given explicitly."""
-    return state.connected(settings_of(context))
+    settings = state.connected(settings_of(context))
+    if settings.auth == "signed" or settings.credentials_file is not None:
+        answer_as(settings)
+    return settings
