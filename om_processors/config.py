@@ -17,6 +17,8 @@ from schemas.security.tls import ProcessTls
 from schemas.sharding import MAX_PIPELINES
 from schemas.small_objects import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES
 
+AUTH_NONE, AUTH_SIGNED = "none", "signed"
+AUTHS = (AUTH_NONE, AUTH_SIGNED)
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -80,6 +82,8 @@ class NodeConfig:
     """Name and ``host:port`` of the HTTP server of each node of the cluster."""
     trim_log_after_ms: int = DEFAULT_TRIM_LOG_AFTER_MS
     """For how long a leader keeps the records of its log before it trims them; 0 = until an operator trims."""
+    auth: str = AUTH_NONE
+    """``none``: requests and reads are anybody's. ``signed``: users sign them, and rights are judged."""
     secret: ClusterSecret
     """The cluster's secret, by which members and operators prove themselves."""
     tls: ProcessTls | None = None
@@ -103,6 +107,8 @@ class NodeConfig:
             raise ValueError("pipelines: at least one is needed")
         if not 0 <= self.inline_bytes <= MAX_INLINE_BYTES:
             raise ValueError(f"inline_bytes: {self.inline_bytes} is not in 0..{MAX_INLINE_BYTES}")
+        if self.auth not in AUTHS:
+            raise ValueError(f"auth must be one of {', '.join(AUTHS)}, not {self.auth!r}")
         if self.log_level not in LOG_LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
 

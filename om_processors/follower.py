@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import faust
@@ -18,12 +18,17 @@ from replicated_db.shell.web.http_guard import HttpGuard
 from schemas.topics import OM_AUDIT, OM_LOG
 
 
-def make_app(config: NodeConfig, incarnation: str, fatal: Callable[[BaseException], None]) -> faust.App:
-    """Return the Faust app of this process. ``incarnation`` makes its group id fresh; ``fatal`` ends the process."""
+def make_app(
+    config: NodeConfig, incarnation: str, fatal: Callable[[BaseException], None], middlewares: Sequence[Any] = ()
+) -> faust.App:
+    """Return the Faust app of this process. ``incarnation`` makes its group id fresh; ``fatal`` ends the process.
+
+    ``middlewares`` stand behind the guard of its HTTP server.
+    """
     return follower.make_app(
         f"om-follower-{config.node}-{incarnation}", bootstrap_servers=config.bootstrap_servers,
         host=config.address_host, port=config.address_port, data_dir=config.data_dir, fatal=fatal,
-        guard=guard_of(config), tls=config.tls,
+        guard=guard_of(config), middlewares=middlewares, tls=config.tls,
     )  # fmt: skip
 
 

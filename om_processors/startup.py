@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from om_processors.config import NodeConfig
+from om_processors.config import AUTH_NONE, NodeConfig
 from replicated_db.shell import startup
 from replicated_db.shell.startup import MIN_SESSION_TIMEOUT, Topics, WrongSetting
 from schemas.kafka.connection import Brokers
@@ -28,6 +28,14 @@ def check_topics(bootstrap_servers: Brokers, shards: int) -> Topics:
                 f"topic {name}: {found.partitions[name]} partitions, but the settings say {shards} shards"
             )
     return found
+
+
+def tell_auth(config: NodeConfig, note: Callable[[str], None]) -> None:
+    """Say whom the node believes."""
+    if config.auth == AUTH_NONE:
+        note(f"auth = none: whoever reaches {config.address}, or the brokers, may do everything under any name")
+    else:
+        note("auth = signed: requests and reads are signed by users, and rights are judged")
 
 
 def allowed_session_timeout_ms(config: NodeConfig, topics: Topics, note: Callable[[str], None]) -> int:

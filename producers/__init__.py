@@ -32,6 +32,7 @@ from producers.files.key_files import (
     KeyOutput,
 )
 from producers.reads.read_views import (
+    AclView,
     BucketView,
     KeyView,
     ListedBucket,
@@ -43,6 +44,7 @@ from producers.reads.read_views import (
 )
 from producers.reads.reads import Consistency
 from producers.reads.snapshot_diffs import SnapshotDiffProgress
+from schemas.access.credentials import Credentials, parse_credentials
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import (
     UNLIMITED,
@@ -78,6 +80,7 @@ from schemas.records.rows import (
 from schemas.security.tls import TlsFiles
 
 __all__ = [
+    "AclView",
     "AllocateBlock",
     "AsyncClient",
     "AsyncKeyFile",
@@ -95,6 +98,7 @@ __all__ = [
     "CreateSnapshot",
     "CreateVolume",
     "CreatedSnapshot",
+    "Credentials",
     "DatanodeError",
     "DeleteBucket",
     "DeleteKey",
@@ -135,4 +139,5 @@ __all__ = [
     "View",
     "VolumeInfo",
     "VolumeView",
+    "parse_credentials",
 ]

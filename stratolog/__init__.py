@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from producers import (
         UNLIMITED,
+        AclView,
         AllocateBlock,
         AsyncClient,
         AsyncKeyFile,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         CreateKey,
         CreateSnapshot,
         CreateVolume,
+        Credentials,
         DatanodeError,
         DeleteBucket,
         DeleteKey,
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
         View,
         VolumeInfo,
         VolumeView,
+        parse_credentials,
     )
 else:
     # Hidden from type checkers: in a module with __getattr__ they accept every misspelt name.
@@ -85,6 +88,7 @@ else:
 
 
 __all__ = [
+    "AclView",
     "AllocateBlock",
     "AsyncClient",
     "AsyncKeyFile",
@@ -102,6 +106,7 @@ __all__ = [
     "CreateSnapshot",
     "CreateVolume",
     "CreatedSnapshot",
+    "Credentials",
     "DatanodeError",
     "DeleteBucket",
     "DeleteKey",
@@ -142,6 +147,7 @@ __all__ = [
     "View",
     "VolumeInfo",
     "VolumeView",
+    "parse_credentials",
 ]
 
 

@@ -16,11 +16,14 @@ from typing import Any
 from aiohttp import web
 
 from om_processors.doors.door_connection import DoorConnection
-from om_processors.doors.door_lookups import DoorLookups, Told
+from om_processors.doors.door_lookups import DoorLookups, Told, refused
 from om_processors.execution.service import refusal_response
+from om_processors.identity.identities import Denied, Identities
+from om_processors.identity.readers import token_of
 from om_processors.intake.gateway import Received
 from om_processors.intake.intake import RequestIntake
 from replicated_db.core.applying.replica import Replica
+from schemas.access.signatures import Seal
 from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.door.frames import DOOR_PATH, UPGRADE, DoorKind, door_frame
 from schemas.records.door import DoorLeaders, DoorRead, ShardLeader
@@ -44,7 +47,12 @@ class DirectDoor:
     loop's.
     """
 
-    def __init__(self, node: str, cluster: str, replicas: Mapping[int, Replica], lookups: DoorLookups) -> None:
+    def __init__(
+        self, node: str, cluster: str, replicas: Mapping[int, Replica], lookups: DoorLookups,
+        identities: Identities | None = None,
+    ) -> None:  # fmt: skip
+        """With ``identities``, the upgrade has been signed (``identity/readers``), and rights are judged."""
+        self._identities = identities
         self.node = node
         self.cluster = cluster
         self.shards = len(replicas)
@@ -111,6 +119,7 @@ class DirectDoor:
                 ended.set_result(None)
 
         connection = DoorConnection(self, loop, lost)
+        connection.token = token_of(request)
         self._connections.add(connection)
         self._look_regularly()
         transport.write(SWITCHING)
@@ -184,10 +193,12 @@ class DirectDoor:
         for connection in list(self._connections):
             connection.tell_leaders(frame)
 
-    def submit(self, connection: DoorConnection, shard: int, requests: Sequence[bytes], key: bytes | None) -> None:
+    def submit(
+        self, connection: DoorConnection, shard: int, requests: Sequence[bytes], key: bytes | None, seal: Seal | None
+    ) -> None:
         """Pass requests to the shard's leader."""
         intake = self._intakes.get(shard)
-        received = [Received(offset=-1, value=value, key=key, way=connection) for value in requests]
+        received = [Received(offset=-1, value=value, key=key, way=connection, seal=seal) for value in requests]
         if intake is not None and intake.put(received):
             return
         leader = self._leader_of(shard)
@@ -203,9 +214,15 @@ class DirectDoor:
         connection.tell_leaders(self.leaders_frame())
         connection.answer(shard, responses)
 
-    def look_up(self, reads: Sequence[tuple[DoorRead, Told]]) -> None:
-        """Answer lookups."""
-        self._lookups.ask(reads)
+    def look_up(self, connection: DoorConnection, reads: Sequence[tuple[DoorRead, Told]]) -> None:
+        """Answer lookups, by the rights that the connection's token has now."""
+        token = connection.token
+        reader = None if self._identities is None or token is None else self._identities.of_token(token)
+        if isinstance(reader, Denied):
+            for _, told in reads:
+                told(refused(reader.status, reader.message))
+            return
+        self._lookups.ask(reads, reader)
 
 
 def _frame_of(leaders: DoorLeaders) -> bytes:

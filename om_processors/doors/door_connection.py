@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 from om_processors.doors.door_lookups import Told
+from schemas.access.credentials import TokenName
+from schemas.access.signatures import Seal, seal_of
 from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.codecs.envelopes import enveloped_responses, requests_in
 from schemas.door.frames import BadDoorFrame, DoorFrame, DoorFrames, DoorKind, door_frame, key_and_request
@@ -45,10 +47,12 @@ class DoorHost(Protocol):
     def crowded(self) -> bool:
         """Whether all connections together hold so much that each may have less unanswered."""
 
-    def submit(self, connection: DoorConnection, shard: int, requests: Sequence[bytes], key: bytes | None) -> None:
-        """Have requests executed and answered."""
+    def submit(
+        self, connection: DoorConnection, shard: int, requests: Sequence[bytes], key: bytes | None, seal: Seal | None
+    ) -> None:
+        """Have requests executed and answered; ``seal`` is the signature of the frame that brought them."""
 
-    def look_up(self, reads: Sequence[tuple[DoorRead, Told]]) -> None:
+    def look_up(self, connection: DoorConnection, reads: Sequence[tuple[DoorRead, Told]]) -> None:
         """Have lookups answered."""
 
     def leaders_frame(self) -> bytes:
@@ -65,6 +69,8 @@ class DoorConnection(asyncio.Protocol):
         self, host: DoorHost, loop: asyncio.AbstractEventLoop, ended: Callable[[DoorConnection], None]
     ) -> None:
         self._host = host
+        self.token: TokenName | None = None
+        """The token that signed the upgrade; None for a member, or if calls are not signed."""
         self._loop = loop
         self._ended = ended
         self._talk = DoorTalk(DoorRole.NODE, host.node, host.cluster)
@@ -107,7 +113,7 @@ class DoorConnection(asyncio.Protocol):
         except (BadDoorFrame, Undecodable) as error:
             self.reject(str(error))
         if reads:
-            self._host.look_up(reads)
+            self._host.look_up(self, reads)
             self._flush()
         if not self._frames:
             self._since_s = 0.0
@@ -133,8 +139,12 @@ class DoorConnection(asyncio.Protocol):
             case DoorKind.REQUESTS:
                 self._submit(frame, requests_in(frame.payload), None)
             case DoorKind.KEYED:
-                key, request = key_and_request(frame.payload)
-                self._submit(frame, [request], key)
+                key, value = key_and_request(frame.payload)
+                if (seal := seal_of(key, value)) is None:
+                    self._submit(frame, [value], key)
+                else:
+                    requests = requests_in(value)
+                    self._submit(frame, requests, (seal.rest or None) if requests[-1:] == [value] else None, seal)
             case DoorKind.READ:
                 reads.append(self._read(decode_as(DoorRead, frame.payload), frame.number, len(frame.payload)))
 
@@ -144,12 +154,12 @@ class DoorConnection(asyncio.Protocol):
         self._unanswered_bytes += size
         return read, lambda rows: self._answered(keys, door_frame(DoorKind.ROWS, encode(rows), number=number))
 
-    def _submit(self, frame: DoorFrame, requests: Sequence[bytes], key: bytes | None) -> None:
+    def _submit(self, frame: DoorFrame, requests: Sequence[bytes], key: bytes | None, seal: Seal | None = None) -> None:
         if frame.shard >= self._host.shards:
             raise BadDoorFrame(f"there is no shard {frame.shard}; there are 0..{self._host.shards - 1}")
         self._unanswered += len(requests)
         self._unanswered_bytes += len(frame.payload)
-        self._host.submit(self, frame.shard, requests, key)
+        self._host.submit(self, frame.shard, requests, key, seal)
 
     # -- frames out ------------------------------------------------------------------------------------------------
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from om_processors.errors import OMError
 from om_processors.namespace import tables
+from om_processors.namespace.access import Caller, require_on_bucket, require_on_key
 from om_processors.namespace.context import ReadView
 from om_processors.namespace.names import check_bucket_name, check_key_name, check_volume_name
 from om_processors.serving.consistency import LINEARIZABLE, SESSION, STALE, Consistency, NotReadable
 from om_processors.snapshots.core.snapshot_paths import is_reserved
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import StoreFailure
-from schemas.column_families import BUCKET_TABLE, INLINE_TABLE, KEY_TABLE, VOLUME_TABLE
+from schemas.access.acl import LIST, READ
+from schemas.codecs.codec import encode
+from schemas.column_families import BUCKET_TABLE, INLINE_TABLE, KEY_TABLE, PREFIX_TABLE, VOLUME_TABLE
 from schemas.door.frames import MAX_READ_KEYS
 from schemas.records.door import DoorRead, DoorRows
 from schemas.result_codes import INVALID_REQUEST, NOT_SUPPORTED_OPERATION, OK, OVERLOADED
@@ -29,7 +32,7 @@ MAX_ROWS_BYTES = 4 * 1024 * 1024
 """Most bytes of rows, and of inline keys, in one answer: whoever asks for more is told to ask for fewer keys."""
 MAX_HELD_KEYS = 16
 """Most keys of a lookup during which nothing is applied; a lookup of more takes a snapshot."""
-READ_FAMILIES = (VOLUME_TABLE, BUCKET_TABLE, KEY_TABLE, INLINE_TABLE)
+READ_FAMILIES = (VOLUME_TABLE, BUCKET_TABLE, KEY_TABLE, INLINE_TABLE, PREFIX_TABLE)
 MAX_WAITING = 20_000
 """Most lookups of a shard that wait."""
 AT_ONCE_KEYS = 1_000
@@ -42,6 +45,7 @@ Told = Callable[[DoorRows], None]
 class _Lookup:
     read: DoorRead
     told: Told
+    reader: Caller | None
 
 
 def refused(status: str, message: str) -> DoorRows:
@@ -49,8 +53,12 @@ def refused(status: str, message: str) -> DoorRows:
     return DoorRows(status=status, message=message, shard=-1, index=-1, rows=[])
 
 
-def found_rows(view: ReadView, read: DoorRead, shard: int, index: int) -> DoorRows:
-    """Look up or list keys in a consistent view of a shard whose last applied index is ``index``; pure."""
+def found_rows(view: ReadView, read: DoorRead, shard: int, index: int, reader: Caller | None = None) -> DoorRows:
+    """Look up or list keys in a consistent view of a shard whose last applied index is ``index``; pure.
+
+    A ``reader`` needs the right READ on each key that is looked up, and LIST on the bucket that is listed; None: rights
+    are not judged.
+    """
     try:
         check_volume_name(read.volume)
         check_bucket_name(read.bucket)
@@ -58,15 +66,21 @@ def found_rows(view: ReadView, read: DoorRead, shard: int, index: int) -> DoorRo
             check_key_name(key)
         if view.get(BUCKET_TABLE, tables.bucket_key(read.volume, read.bucket)) is None:
             tables.require_bucket(view, read.volume, read.bucket)
+        if reader is not None:
+            if read.limit:
+                require_on_bucket(view, reader, read.volume, read.bucket, LIST)
+            for key in read.keys:
+                require_on_key(view, reader, read.volume, read.bucket, key, READ)
     except OMError as error:
         return refused(error.status, error.message)
     if read.limit:
-        return _listed(view, read, shard, index)
+        return _listed(view, read, shard, index, reader)
     rows: list[bytes | None] = []
     data: list[bytes | None] = []
     size = 0
     for key in read.keys:
-        rows.append(row := view.get(KEY_TABLE, tables.key_key(read.volume, read.bucket, key)))
+        row = view.get(KEY_TABLE, tables.key_key(read.volume, read.bucket, key))
+        rows.append(row if reader is None or row is None else _without_acls(row))
         size += len(row or b"")
         if read.with_bytes:
             data.append(found := None if row is None else tables.get_inline(view, tables.decode_key(row)))
@@ -76,7 +90,7 @@ def found_rows(view: ReadView, read: DoorRead, shard: int, index: int) -> DoorRo
     return DoorRows(status=OK, message="", shard=shard, index=index, rows=rows, data=data)
 
 
-def _listed(view: ReadView, read: DoorRead, shard: int, index: int) -> DoorRows:
+def _listed(view: ReadView, read: DoorRead, shard: int, index: int, reader: Caller | None) -> DoorRows:
     """Return a page of a bucket's keys, as ``serving/queries`` does, with the rows as they are stored."""
     base = tables.bucket_prefix(read.volume, read.bucket)
     start = base + read.prefix.encode()
@@ -89,8 +103,14 @@ def _listed(view: ReadView, read: DoorRead, shard: int, index: int) -> DoorRows:
         size += len(value)
         if more := len(rows) == read.limit or (bool(rows) and size > MAX_ROWS_BYTES):
             break
-        rows.append(value)
+        rows.append(value if reader is None else _without_acls(value))
     return DoorRows(status=OK, message="", shard=shard, index=index, rows=rows, more=more)
+
+
+def _without_acls(row: bytes) -> bytes:
+    """Return a key's row without its access control list, which needs a right of its own."""
+    info = tables.decode_key(row)
+    return encode(replace(info, acls=[])) if info.acls else row
 
 
 class DoorLookups:
@@ -108,11 +128,13 @@ class DoorLookups:
         """Lookups that may be answered, behind others with many keys."""
         self._answering: asyncio.Task[None] | None = None
 
-    def ask(self, reads: Sequence[tuple[DoorRead, Told]]) -> None:
-        """Answer lookups that arrived together, each by its callback: now, or when its shard may be read."""
+    def ask(self, reads: Sequence[tuple[DoorRead, Told]], reader: Caller | None = None) -> None:
+        """Answer lookups of a ``reader`` that arrived together, each by its callback: now, or when its shard may be
+        read.
+        """
         now: dict[int, list[_Lookup]] = {}
         for read, told in reads:
-            lookup = _Lookup(read, told)
+            lookup = _Lookup(read, told, reader)
             if (fault := self._fault_of(read)) is not None:
                 told(refused(INVALID_REQUEST, fault))
                 continue
@@ -222,7 +244,7 @@ class DoorLookups:
     def _answer(self, shard: int, lookups: Sequence[_Lookup]) -> None:
         try:
             self._consistency.refuse_flagged(shard)
-            answers = [self._found(shard, one.read) for one in lookups]
+            answers = [self._found(shard, one.read, one.reader) for one in lookups]
             self._consistency.refuse_flagged(shard)
         except NotReadable as error:
             answers = [refused(error.code, str(error))] * len(lookups)
@@ -232,15 +254,15 @@ class DoorLookups:
         for one, answer in zip(lookups, answers, strict=True):
             one.told(answer)
 
-    def _found(self, shard: int, read: DoorRead) -> DoorRows:
+    def _found(self, shard: int, read: DoorRead, reader: Caller | None) -> DoorRows:
         """Look up keys: a few while the replica is held still, many in a snapshot, which takes longer to make."""
         replica = self._replicas[shard]
         if not read.limit and len(read.keys) <= MAX_HELD_KEYS:
             with replica.held() as (index, held):
-                return found_rows(held, read, shard, index)
+                return found_rows(held, read, shard, index, reader)
         index, rows = replica.moment(READ_FAMILIES)
         try:
-            return found_rows(rows, read, shard, index)
+            return found_rows(rows, read, shard, index, reader)
         finally:
             rows.close()
 

@@ -21,6 +21,7 @@ from om_processors.intake.gateway import Received, resume_offset
 from replicated_db.core.ports import Clock, LogUnavailable
 from replicated_db.shell.kafka.fresh_consumer import FreshConsumer
 from replicated_db.shell.kafka.kafka_log import REQUEST_TIMEOUT_S, consumer_settings
+from schemas.access.signatures import seal_of
 from schemas.codecs.codec import Undecodable
 from schemas.codecs.envelopes import requests_in
 from schemas.kafka.connection import Brokers
@@ -168,15 +169,20 @@ class RequestReader:
         if not requests:
             return
         place = reply_topic(message)
-        found.extend(Received(offset=offset, value=request, reply_topic=place) for request in requests[:-1])
+        key = message.key()
+        seal = seal_of(key, value)
+        found.extend(Received(offset=offset, value=one, reply_topic=place, seal=seal) for one in requests[:-1])
         position = RequestPosition(
             offset=offset + 1,
             leader_epoch=-1 if leader_epoch is None else leader_epoch,
             hash=xxh3_128_digest(value),
         )
-        # A key speaks for a request that is a record of its own.
-        key = message.key() if requests[-1] is value else None
-        found.append(Received(offset=offset, value=requests[-1], position=position, key=key, reply_topic=place))
+        # A key speaks for a request that is a record of its own; a signature, for all that its record holds.
+        alone = requests[-1] is value
+        own = (key if seal is None else seal.rest or None) if alone else None
+        found.append(
+            Received(offset=offset, value=requests[-1], position=position, key=own, reply_topic=place, seal=seal)
+        )
 
     # -- where to read ---------------------------------------------------------------------------------------------
 

@@ -31,7 +31,8 @@ class LoanCalls:
     def check_fitness(self, shard: int, node: str, address: str) -> None:
         """Raise OMError if ``node`` will not lead, so that the owner finds out before it steps down."""
         try:
-            found = self._http.get(f"{self._scheme}://{address}/v1/shards/{shard}/fitness").json()
+            url = f"{self._scheme}://{address}/v1/shards/{shard}/fitness"
+            found = self._http.get(url, auth=self._config.secret.sign).json()
         except (httpx.HTTPError, ValueError) as error:
             raise OMError(INVALID_REQUEST, f"{node} does not answer at {address}: {error!r}") from error
         if found.get("node") != node:

@@ -26,6 +26,8 @@ from producers.direct.node_link import NodeLink
 from producers.errors import NOT_CONNECTED, NotConnected
 from producers.requests.core.calls import Call
 from producers.waiting import SlowWait
+from schemas.access.credentials import Credentials
+from schemas.access.signatures import sealed_key
 from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.codecs.envelopes import enveloped_requests
 from schemas.door.frames import MAX_NUMBER, DoorFrame, DoorKind, door_frame, keyed
@@ -53,9 +55,11 @@ class DirectTransport:
 
     def __init__(
         self, addresses: Sequence[str], client_id: bytes, *, connect_timeout_ms: int | None,
-        tls: ProcessTls | None = None,
+        tls: ProcessTls | None = None, credentials: Credentials | None = None,
     ) -> None:  # fmt: skip
+        """With ``credentials`` connections and requests are signed, as in ``producers.requests.transport``."""
         self._tls = None if tls is None else tls.client(AN_OM)
+        self._credentials = credentials
         self._client = client_id.hex()
         self._routes = Routes(addresses)
         self._links: dict[str, NodeLink] = {}
@@ -118,7 +122,7 @@ class DirectTransport:
                 with self._lock:
                     self._parked.setdefault(shard, {}).update((call.call_id, call) for call in group)
                 continue
-            if not link.write(_frames_of(shard, group)):
+            if not link.write(_frames_of(shard, group, self._credentials)):
                 logger.warning("%d requests were not sent: %s does not read", len(group), link.address)
             elif link.has_unsent:
                 self._wake()
@@ -230,7 +234,7 @@ class DirectTransport:
                 continue
             self._again_s[address] = (now_s + pause_s, min(2 * pause_s, LAST_PAUSE_S))
             try:
-                self._links[address] = NodeLink(address, self._client, self._tls)
+                self._links[address] = NodeLink(address, self._client, self._tls, self._credentials)
             except LinkFailed as error:
                 self._faults[address] = str(error)
 
@@ -281,13 +285,21 @@ class DirectTransport:
         self._wake_write.close()
 
 
-def _frames_of(shard: int, calls: Sequence[Call]) -> bytes:
-    """Return the frames that carry requests of one shard, in order; one with a key has a frame of its own."""
+def _frames_of(shard: int, calls: Sequence[Call], credentials: Credentials | None) -> bytes:
+    """Return the frames that carry requests of one shard, in order; one with a key has a frame of its own.
+
+    With ``credentials`` every frame has a key: the signature of what it carries.
+    """
     frames: list[bytes] = []
     together: list[bytes] = []
 
+    def framed(value: bytes) -> bytes:
+        if credentials is None:
+            return door_frame(DoorKind.REQUESTS, value, shard=shard)
+        return door_frame(DoorKind.KEYED, keyed(sealed_key(credentials, value), value), shard=shard)
+
     def flush() -> None:
-        frames.extend(door_frame(DoorKind.REQUESTS, value, shard=shard) for value in enveloped_requests(together))
+        frames.extend(framed(value) for value in enveloped_requests(together))
         together.clear()
 
     for call in calls:
@@ -296,6 +308,8 @@ def _frames_of(shard: int, calls: Sequence[Call]) -> bytes:
             together.append(call.value)
             continue
         flush()
+        if call.proof is None and credentials is not None:
+            key = sealed_key(credentials, call.value, key)
         frames.append(door_frame(DoorKind.KEYED, keyed(key, call.value), shard=shard))
     flush()
     return b"".join(frames)

@@ -13,7 +13,9 @@ import time
 from collections.abc import Iterator
 
 from producers.direct.core.link_talk import LinkFailed, LinkState, LinkTalk
-from schemas.door.frames import DoorFrame
+from schemas.access.credentials import Credentials
+from schemas.access.signatures import user_authorization
+from schemas.door.frames import DOOR_PATH, DoorFrame
 from schemas.security.tls_layer import TlsLayer
 
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
@@ -23,16 +25,26 @@ OPEN_TIMEOUT_S = 3.0
 """How long a connection may take until it is open."""
 
 
+def _authorization(credentials: Credentials | None, address: str) -> str | None:
+    """Return the header that says who connects: it is good for one node, for as long as clocks may differ."""
+    if credentials is None:
+        return None
+    return user_authorization(credentials, "GET", address, DOOR_PATH, time.time_ns() // 1_000_000)
+
+
 class NodeLink:
     """A connection to ``address`` (``host:port``). Raises LinkFailed if the address cannot be resolved or reached.
 
-    With ``tls`` the node must prove who it is before it is told anything.
+    With ``tls`` the node must prove who it is before it is told anything. With ``credentials`` the client says who it
+    is.
     """
 
-    def __init__(self, address: str, client: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, address: str, client: str, tls: ssl.SSLContext | None = None, credentials: Credentials | None = None
+    ) -> None:
         self.address = address
         self._tls = None if tls is None else TlsLayer(tls, address.rpartition(":")[0].strip("[]"))
-        self._talk = LinkTalk(address, client)
+        self._talk = LinkTalk(address, client, _authorization(credentials, address))
         self._lock = threading.Lock()
         self._unsent = bytearray(self._sealed(self._talk.begin()))
         self._begun_s = time.monotonic()

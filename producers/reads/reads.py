@@ -27,9 +27,11 @@ import httpx
 from producers.direct.key_lookups import LookUp, page_of, rows_of
 from producers.errors import NOT_CONNECTED, NotConnected, NotFound, RequestFailed, RetryableError, failure
 from producers.reads import snapshot_diffs
+from producers.reads.call_signer import CallSigner
 from producers.reads.node_addresses import Find, NodeAddresses
 from producers.reads.read_views import (
     PAGE_ENTRIES,
+    AclView,
     BucketView,
     KeyView,
     ListedBucket,
@@ -45,8 +47,10 @@ from producers.reads.read_views import (
 from producers.reads.read_words import ROOT, asked, missing
 from producers.reads.snapshot_diffs import OnProgress, SnapshotDiff, SnapshotDiffProgress
 from producers.requests import arguments
+from producers.requests.bodies import acl_object
 from producers.requests.listed_page import ListedPage
 from producers.waiting import SlowWait
+from schemas.access.credentials import Credentials
 from schemas.codecs.codec import Undecodable, decode_as
 from schemas.door.frames import MAX_READ_KEYS
 from schemas.records.door import DoorRows
@@ -81,7 +85,8 @@ class Reads:
     """Reads from the nodes at ``addresses`` (``http://host:port``); safe to share between threads.
 
     ``positions`` returns the (shard, index) of the caller's own writes, for ``session`` reads; ``find`` returns the
-    nodes' addresses, if none are given. With ``tls`` the nodes must prove who they are. Every read raises RequestFailed (4xx: NotFound for VOLUME_NOT_FOUND, …),
+    nodes' addresses, if none are given. With ``tls`` the nodes must prove who they are. With ``credentials`` every call
+    is signed. Every read raises RequestFailed (4xx: NotFound for VOLUME_NOT_FOUND, …),
     NotConnected or RetryableError (no answer within ``deadline_ms``), and for arguments TypeError or InvalidArgument (a
     ValueError).
 
@@ -98,12 +103,16 @@ class Reads:
         positions: Callable[[], Mapping[int, int]] = dict,
         find: Find | None = None,
         tls: ProcessTls | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self._nodes = NodeAddresses(addresses, find, is_secure=tls is not None)
         self._deadline_ms = deadline_ms
         self._positions = positions
         self._look_up: LookUp | None = None
-        self._http = httpx.Client(timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False, verify=verify_of(tls, AN_OM))
+        signer = None if credentials is None else CallSigner(credentials)
+        self._http = httpx.Client(
+            timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False, verify=verify_of(tls, AN_OM), auth=signer
+        )
 
     def follow(self, positions: Callable[[], Mapping[int, int]], look_up: LookUp | None = None) -> None:
         """Take the positions of ``session`` reads from ``positions`` from now on, and try ``look_up`` before HTTP."""
@@ -204,6 +213,16 @@ class Reads:
         name = _segment("snapshot", snapshot, INVALID_SNAPSHOT_ERROR)
         path = f"{_bucket_path(volume, bucket)}/snapshots/{name}"
         return _view(SnapshotInfo, self._checked_get(path, {}, consistency))
+
+    def acl(
+        self, volume: str, bucket: str = "", *, key: str = "", prefix: str = "",
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> AclView:  # fmt: skip
+        """Read the access control list and the owner of a volume, bucket, key or prefix."""
+        kind, name = acl_object(volume, bucket, key, prefix)
+        given = {"kind": kind, "volume": volume, "bucket": bucket, "name": name}
+        found = self._checked_get("/v1/acl", {name: value for name, value in given.items() if value}, consistency)
+        return AclView(owner=str(found["owner"]), acls=[str(acl) for acl in found["acls"]])
 
     def list_volumes(
         self, *, prefix: str = "", start_after: str = "", limit: int | None = None,

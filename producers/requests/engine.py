@@ -50,6 +50,7 @@ from producers.requests.core.calls import (
 from producers.requests.listed_page import ListedPage
 from producers.requests.transport import Transport
 from producers.waiting import SlowWait
+from schemas.access.credentials import Credentials, client_prefix
 from schemas.codecs import codec
 from schemas.codecs.envelopes import responses_in
 from schemas.kafka.connection import Brokers, KafkaConnection, connection
@@ -93,6 +94,7 @@ class RequestSettings:
     max_linger_ms: float = 10.0
     connect_timeout_ms: int = 15_000
     secret: ClusterSecret | None = None
+    credentials: Credentials | None = None
     nodes: tuple[str, ...] = ()
     tracer: Tracer | None = None
     tls: ProcessTls | None = None
@@ -118,14 +120,20 @@ def make_settings(
     max_linger_ms: float,
     connect_timeout_ms: int,
     cluster_secret: ClusterSecret | None = None,
+    credentials: Credentials | None = None,
     nodes: Sequence[str] = (),
     tracer: Tracer | None = None,
     tls: TlsFiles | None = None,
 ) -> RequestSettings:
     """Return a client's settings; raises TypeError, ValueError.
 
-    ``caller`` defaults to the name of the process's user.
+    ``caller`` defaults to the user of the ``credentials``, or else to the name of the process's user.
     """
+    signer = arguments.optional("credentials", credentials, Credentials)
+    if signer is not None:
+        if caller not in (None, signer.user):
+            raise InvalidArgument("caller", f"must be {signer.user!r}, whose credentials these are, not {caller!r}")
+        caller = signer.user
     doors = tuple(_door(one) for one in arguments.sequence("nodes", nodes, str, "str"))
     brokers = _brokers(bootstrap_servers, kafka)
     if not brokers and not doors:
@@ -140,6 +148,7 @@ def make_settings(
         max_linger_ms=arguments.measure("max_linger_ms", max_linger_ms, 0, MAX_LINGER_MS),
         connect_timeout_ms=arguments.number("connect_timeout_ms", connect_timeout_ms, 1),
         secret=arguments.optional("cluster_secret", cluster_secret, ClusterSecret),
+        credentials=signer,
         nodes=doors,
         tracer=_tracer(tracer),
         tls=_tls(tls, nodes),
@@ -238,7 +247,14 @@ def connect_to_kafka(settings: RequestSettings, client_id: bytes) -> RequestConn
         client_id,
         message_timeout_ms=settings.policy.silence_ms,
         connect_timeout_ms=settings.connect_timeout_ms,
+        credentials=settings.credentials,
     )
+
+
+def new_client_id(credentials: Credentials | None) -> bytes:
+    """Return an id for a client; with credentials, one that nobody but their user may use."""
+    own = b"" if credentials is None else client_prefix(credentials.user)
+    return own + os.urandom(CLIENT_ID_BYTES - len(own))
 
 
 class RequestEngine:
@@ -248,7 +264,7 @@ class RequestEngine:
     """
 
     def __init__(self, settings: RequestSettings, *, connect: Connect = connect_to_kafka) -> None:
-        self.client_id = os.urandom(CLIENT_ID_BYTES)
+        self.client_id = new_client_id(settings.credentials)
         self._settings = settings
         self.tls = settings.tls
         self.spans = spans_of(settings.tracer)
@@ -263,6 +279,7 @@ class RequestEngine:
             policy=policy,
             jitter=random.Random(self.client_id).random,
             secret=settings.secret,
+            signs=settings.credentials is not None,
         )
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
@@ -279,6 +296,11 @@ class RequestEngine:
         self._patience = SlowWait("what is asked of the Object Manager")
         self._poller = threading.Thread(target=self._run, name="stratolog-client", daemon=True)
         self._poller.start()
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """What requests are signed with; None: they are not."""
+        return self._settings.credentials
 
     @property
     def in_flight(self) -> int:

@@ -23,6 +23,8 @@ from producers.errors import NOT_CONNECTED, NotConnected
 from producers.requests.core.calls import Call
 from producers.requests.listeners import check_listening
 from producers.waiting import WORD_EACH_MS, SlowWait
+from schemas.access.credentials import Credentials
+from schemas.access.signatures import sealed_key
 from schemas.codecs.envelopes import enveloped_requests
 from schemas.kafka.client_settings import client_settings
 from schemas.kafka.connection import USERNAME, BadKafkaSetting, Brokers, connection
@@ -56,8 +58,11 @@ class Transport:
     """
 
     def __init__(
-        self, bootstrap_servers: Brokers, client_id: bytes, *, message_timeout_ms: int, connect_timeout_ms: int
-    ) -> None:
+        self, bootstrap_servers: Brokers, client_id: bytes, *, message_timeout_ms: int, connect_timeout_ms: int,
+        credentials: Credentials | None = None,
+    ) -> None:  # fmt: skip
+        """With ``credentials`` every record of requests is signed, but those that the cluster's secret proves."""
+        self._credentials = credentials
         self._client_id = client_id
         self._brokers = connection(bootstrap_servers)
         self._troubles = ConnectionTroubles(bootstrap_servers, _log_connection_error)
@@ -182,6 +187,8 @@ class Transport:
         self._send_requests(by_shard)
 
     def _send_alone(self, call: Call, key: bytes) -> None:
+        if call.proof is None and self._credentials is not None:
+            key = sealed_key(self._credentials, call.value, key)
         try:
             self._producer.produce(OM_REQUESTS, call.value, key, call.shard, headers=self._headers)
         except (BufferError, KafkaException) as error:
@@ -190,9 +197,9 @@ class Transport:
     def _send_requests(self, by_shard: Mapping[int, list[bytes]]) -> None:
         for shard, requests in by_shard.items():
             if self._headers:
-                self._send_with_headers(shard, enveloped_requests(requests))
+                self._send_with_headers(shard, requests)
                 continue
-            values = [{"value": value} for value in enveloped_requests(requests)]
+            values = self._records_of(requests)
             try:
                 taken = self._producer.produce_batch(OM_REQUESTS, values, partition=shard)
             except (BufferError, KafkaException) as error:
@@ -204,14 +211,23 @@ class Transport:
                     "%d of %d records of requests were not taken by the producer", len(values) - taken, len(values)
                 )
 
-    def _send_with_headers(self, shard: int, values: Sequence[bytes]) -> None:
+    def _send_with_headers(self, shard: int, requests: Sequence[bytes]) -> None:
         """Send records one by one, because librdkafka has no batches of records with headers."""
-        for number, value in enumerate(values):
+        records = self._records_of(requests)
+        for number, one in enumerate(records):
             try:
-                self._producer.produce(OM_REQUESTS, value, partition=shard, headers=self._headers)
+                self._producer.produce(OM_REQUESTS, **one, partition=shard, headers=self._headers)
             except (BufferError, KafkaException) as error:
-                logger.warning("%d records of requests were not taken by the producer: %s", len(values) - number, error)
+                logger.warning(
+                    "%d records of requests were not taken by the producer: %s", len(records) - number, error
+                )
                 return
+
+    def _records_of(self, requests: Sequence[bytes]) -> list[dict[str, bytes]]:
+        signer = self._credentials
+        if signer is None:
+            return [{"value": value} for value in enveloped_requests(requests)]
+        return [{"value": value, "key": sealed_key(signer, value)} for value in enveloped_requests(requests)]
 
     def receive(self, wait_ms: float, *, gather: bool) -> list[bytes]:
         """Return the records of replies to this client; waits at most ``wait_ms`` for the first one.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,12 +77,13 @@ IDLE_FOR_GOOD_S = 10 * 365 * 86_400.0
 def make_app(
     name: str, *, bootstrap_servers: Brokers, host: str, port: int, data_dir: Path, fatal: Callable[[BaseException], None],
     follows: Iterable[tuple[str, int]] | None = None, placed: int | None = None, flowing_wait_ms: int = FLOWING_WAIT_MS,
-    guard: HttpGuard | None = None, tls: ProcessTls | None = None,
+    guard: HttpGuard | None = None, middlewares: Sequence[Any] = (), tls: ProcessTls | None = None,
 ) -> faust.App:  # fmt: skip
     """Return the Faust app of this process. ``name`` is its group id, fresh for each start; ``fatal`` ends the process.
 
     The app's web server listens on ``host``:``port`` and serves what ``guard`` lets through. Without a guard it serves
-    nothing that changes anything. With ``tls`` the server speaks TLS alone. With ``follows``, only these (topic, partition) pairs are fetched, until
+    nothing that changes anything. ``middlewares`` of aiohttp stand behind the guard. With ``tls`` the server speaks TLS
+    alone. With ``follows``, only these (topic, partition) pairs are fetched, until
     ``FollowerTransport.follow`` names more. With ``placed``, the topics may grow: the group has offsets for this many
     partitions of each topic, and partitions added later are read from their beginning. ``flowing_wait_ms`` is how long
     a broker may gather records while they flow.
@@ -98,7 +99,7 @@ def make_app(
         web_bind=host,
         web_host=host,
         web_port=port,
-        web_application_options={"middlewares": [(guard or HttpGuard(None)).middleware()]},
+        web_application_options={"middlewares": [(guard or HttpGuard(None)).middleware(), *middlewares]},
         topic_disable_leader=True,
         topic_allow_declare=False,
         consumer_auto_offset_reset="none",

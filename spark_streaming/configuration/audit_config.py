@@ -80,17 +80,17 @@ class AuditConfig:
     @property
     def checkpoint_dir(self) -> Path:
         """Where the audit's query keeps its offsets and state; a new layout has a new name (``verdicts.state``)."""
-        return (self.checkpoint or self.work_dir) / "checkpoint-5"
+        return (self.checkpoint or self.work_dir) / "checkpoint-6"
 
     @property
     def window_state(self) -> Path:
         """The windows that are open; they belong to the checkpoint."""
-        return self.work_dir / "windows-6.json"
+        return self.work_dir / "windows-7.json"
 
     @property
     def output_dir(self) -> Path:
         """Where Parquet goes: ``verdicts``, ``barriers``. Files are numbered by the micro-batches of the checkpoint."""
-        return self.work_dir / "output-5"
+        return self.work_dir / "output-6"
 
     @property
     def health_file(self) -> Path:

@@ -69,19 +69,22 @@ def client_of(
 
     check_brokers(settings)
     check_leaders(settings)
-    secret = settings.secret() if operator else None
+    credentials = settings.credentials()
+    # An administrator needs no secret of the cluster's; without credentials its absence is an error that says so.
+    secret = settings.secret() if operator and (credentials is None or settings.secret_file.exists()) else None
     deadline_ms = min(settings.request_timeout_ms, patience_ms or settings.request_timeout_ms)
     with tracer_of(settings, "stratolog-command") as tracer:
         try:
             client = Client(
                 settings.connection,
-                caller=settings.caller,
+                caller=settings.caller if credentials is None else None,
                 deadline_ms=deadline_ms,
                 max_in_flight=max(settings.max_in_flight, in_flight),
                 read_from=node_urls(settings),
                 connect_timeout_ms=min(CONNECT_TIMEOUT_MS, deadline_ms),
                 streams=stream_options(settings),
                 cluster_secret=secret,
+                credentials=credentials,
                 tracer=tracer,
                 tls=settings.tls_files(),
             )
@@ -115,8 +118,9 @@ def reads_of(
     urls = [url_of(settings.node(node).address)] if node else node_urls(settings)
     known = positions or {}
     reads = Reads(
-        urls, deadline_ms=min(settings.request_timeout_ms, PATIENCE_MS), positions=lambda: known, tls=settings.tls()
-    )
+        urls, deadline_ms=min(settings.request_timeout_ms, PATIENCE_MS), positions=lambda: known, tls=settings.tls(),
+        credentials=settings.credentials(),
+    )  # fmt: skip
     try:
         yield reads
     except NotConnected as error:

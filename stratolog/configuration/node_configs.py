@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from schemas.small_objects import DEFAULT_INLINE_BYTES
 from stratolog.configuration.settings import Settings
+from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
         peers=_peers(settings, own.name),
         node_addresses=tuple((node.name, node.address) for node in settings.nodes),
         **_log_keeping(settings),
+        auth=_auth(settings, own),
         secret=settings.secret(),
         tls=server_tls(settings),
         http_hosts=settings.own_hosts(),
@@ -62,6 +65,29 @@ def server_tls(settings: Settings) -> ProcessTls | None:
     if settings.tls_ca_file is not None and settings.tls_certificate_file is None:
         raise UsageError("setting 'tls_ca_file' is given, and a node or datanode needs 'tls_certificate_file' with it")
     return settings.tls()
+
+
+def _auth(settings: Settings, own: NodeAddress) -> str:
+    """Return whom a node believes; raises UsageError for ``none`` where other machines reach the node."""
+    auth = settings.auth or "none"
+    if auth == "none" and not settings.auth_none_anywhere and not is_loopback(own.host):
+        raise UsageError(
+            f"setting 'auth' is none, and node {own.name} listens at {own.host}, where other machines reach it: "
+            "'auth = \"signed\"' has users sign, 'auth_none_anywhere = true' lets anybody do everything"
+        )
+    return auth
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine reaches a host.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("om1")
+    (True, True, False, False)
+    """
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def inline_bytes(settings: Settings) -> int:

@@ -29,6 +29,7 @@ from stratolog.configuration.settings_values import DEFAULT_RACK, DatanodeAddres
 from stratolog.errors import UsageError
 
 if TYPE_CHECKING:
+    from schemas.access.credentials import Credentials
     from schemas.privilege import ClusterSecret
     from schemas.security.tls import ProcessTls, TlsFiles
 
@@ -194,6 +195,18 @@ class Settings:
     """
     tls_key_file: Path | None = _setting(values.path, default=None)
     """PEM file with the certificate's key, if that is not in ``tls_certificate_file``."""
+    auth: str | None = _setting(values.one_of("none", "signed"), default=None)
+    """Whom nodes believe. ``none``: anybody may do everything, under any name. ``signed``: users sign what they ask for.
+
+    All nodes of a cluster need the same. Unset: ``none``.
+    """
+    auth_none_anywhere: bool | None = _setting(values.boolean, default=None)
+    """Whether nodes run with ``auth = none`` also where other machines reach them. Unset: they refuse to start there."""
+    credentials_file: Path | None = _setting(values.path, default=None)
+    """File with a user's credentials, which the command signs with.
+
+    Unset, with ``auth = signed``: whoever can read the cluster's secret is the user ``operator``.
+    """
     http_hosts: tuple[str, ...] = _setting(values.hosts, default=())
     """Names by which nodes' HTTP servers are asked, beside addresses, localhost and nodes' own hosts; ``*`` = any."""
     write_audit: bool = _setting(values.boolean, default=False)
@@ -238,6 +251,18 @@ class Settings:
         from stratolog.configuration.tls import process_tls
 
         return process_tls(self.tls_files())
+
+    def credentials(self) -> Credentials | None:
+        """Return what the command signs with, None for nothing; raises UsageError if the file cannot be used."""
+        from stratolog.configuration.credentials import read_credentials
+
+        if self.credentials_file is not None:
+            return read_credentials(self.credentials_file)
+        if self.auth != "signed":
+            return None
+        from schemas.access.credentials import operator_credentials
+
+        return operator_credentials(self.secret())
 
     def own_hosts(self) -> frozenset[str]:
         """Return the names by which the HTTP servers of nodes and datanodes may be asked."""

@@ -20,7 +20,7 @@ import asyncio
 import errno
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from aiohttp import web
@@ -60,7 +60,7 @@ class OpeningWeb:
     """Serves from :meth:`start` to :meth:`hand_over`, on a thread of its own."""
 
     def __init__(
-        self, node: str, host: str, port: int, pages: TransferPages, middleware: Any, *, replicas: int,
+        self, node: str, host: str, port: int, pages: TransferPages, middlewares: Sequence[Any], *, replicas: int,
         opened: Callable[[], int], tls: ProcessTls | None = None,
     ) -> None:  # fmt: skip
         """``replicas`` is how many there are to be; ``opened`` returns how many are open."""
@@ -71,7 +71,7 @@ class OpeningWeb:
         self._opened = opened
         self._said: dict[int, str] = {}
         self._metrics = Metrics(self._families)
-        app = web.Application(middlewares=[middleware])
+        app = web.Application(middlewares=middlewares)
         pages.attach(app)
         app.router.add_get("/metrics", self._show_metrics)
         app.router.add_route("*", "/{any:.*}", self._not_yet)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import typer
 
-from stratolog.commands.admin import fleet, members, modes, transfer, trim, unflag, upgrades
+from stratolog.commands.admin import fleet, members, modes, transfer, trim, unflag, upgrades, users
 from stratolog.commands.admin.digest_base import digest_base
 from stratolog.commands.admin.nodes import rebuild, start_node, stop_node
 from stratolog.commands.admin.secret import make_cluster_secret
@@ -35,4 +35,5 @@ def register(app: typer.Typer) -> None:
     trim.register(group)
     fleet.register(group)
     kafka_user.register(group)
+    users.register(group)
     app.add_typer(group, name="admin")

@@ -11,7 +11,7 @@ import typer
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
 from stratolog.local import state
-from stratolog.nodes.node_http import learn
+from stratolog.nodes.node_http import learn, sign
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables.")]
 
@@ -31,4 +31,4 @@ def settings_of(context: typer.Context) -> Settings:
 
 def connected_settings_of(context: typer.Context) -> Settings:
     """Return the settings that reach the running local stack, or what was given explicitly."""
-    return learn(state.connected(load_settings(context.ensure_object(Invocation).config)))
+    return sign(learn(state.connected(settings_of(context))))

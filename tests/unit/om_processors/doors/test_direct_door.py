@@ -242,7 +242,9 @@ class Host:
     def call_soon_threadsafe(self, act: Callable[[], None]) -> None:
         act()
 
-    def submit(self, connection: Any, shard: int, requests: Sequence[bytes], key: bytes | None) -> None:
+    def submit(
+        self, connection: Any, shard: int, requests: Sequence[bytes], key: bytes | None, seal: Any = None
+    ) -> None:
         assert isinstance(connection, DoorConnection)
         self.requests.append((shard, requests, key))
 

@@ -99,7 +99,11 @@ def loop() -> Loop:
 @pytest.fixture
 def leadership(loop: Loop) -> Iterator[Leadership]:
     config: Any = SimpleNamespace(
-        node="n2", replicas=("n1", "n2"), watchdog_ms=10_000, session_timeout_ms=SESSION_S * 1000, bootstrap_servers="127.0.0.1:1"
+        node="n2",
+        replicas=("n1", "n2"),
+        watchdog_ms=10_000,
+        session_timeout_ms=SESSION_S * 1000,
+        bootstrap_servers="127.0.0.1:1",
     )
     errors: list[BaseException] = []
     loops: Any = {0: loop}
