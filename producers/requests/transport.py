@@ -216,7 +216,9 @@ class Transport:
         records = self._records_of(requests)
         for number, one in enumerate(records):
             try:
-                self._producer.produce(OM_REQUESTS, **one, partition=shard, headers=self._headers)
+                self._producer.produce(
+                    OM_REQUESTS, one["value"], one.get("key"), partition=shard, headers=self._headers
+                )
             except (BufferError, KafkaException) as error:
                 logger.warning(
                     "%d records of requests were not taken by the producer: %s", len(records) - number, error
