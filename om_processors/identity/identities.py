@@ -61,7 +61,7 @@ class Denied:
 
 
 @record
-class Finding:
+class KnownToken:
     """What is known of a token, until it is looked at again at ``again_ms`` of the node's monotonic clock."""
 
     standing: ProvenCaller
@@ -81,7 +81,7 @@ class Identities:
         self._system = system
         self._clock = clock
         self._credentials: dict[str, Credentials] = {}
-        self._findings: dict[str, Finding] = {}
+        self._findings: dict[str, KnownToken] = {}
 
     def of_request(self, seal: Seal | None, request: Request) -> ProvenCaller | Denied:
         """Judge a request in a signed record; the seal remembers what was found for the next request in it."""
@@ -90,12 +90,11 @@ class Identities:
                 status=PERMISSION_DENIED,
                 message=f"the request has no signature, and this cluster takes no others: {REMEDY}",
             )
-        found = seal.finding
+        found: tuple[str, KnownToken] | Denied | None = seal.finding
         if found is None:
             found = seal.finding = self._of_seal(seal)
         if isinstance(found, Denied):
             return found
-        assert isinstance(found, tuple)
         user, finding = found
         if request.caller != user:
             message = f"the request names {request.caller[:64]!r} as its caller, and {user} has signed it"
@@ -136,7 +135,7 @@ class Identities:
         standing = finding.standing
         return Caller(user=name.user, administrator=standing.administrator, groups=standing.groups)
 
-    def _of_seal(self, seal: Seal) -> tuple[str, Finding] | Denied:
+    def _of_seal(self, seal: Seal) -> tuple[str, KnownToken] | Denied:
         try:
             name = parse_token(seal.token)
         except ValueError as error:
@@ -153,21 +152,21 @@ class Identities:
             _remember(self._credentials, name.text, found)
         return found
 
-    def _finding(self, name: TokenName) -> Finding | Denied:
+    def _finding(self, name: TokenName) -> KnownToken | Denied:
         now_ms = self._clock.elapsed_ms()
         known = self._findings.get(name.text)
         if known is not None and now_ms < known.again_ms:
             return known
         found = self._look_up(name, now_ms)
-        if isinstance(found, Finding):
+        if isinstance(found, KnownToken):
             _remember(self._findings, name.text, found)
         return found
 
-    def _look_up(self, name: TokenName, now_ms: float) -> Finding | Denied:
+    def _look_up(self, name: TokenName, now_ms: float) -> KnownToken | Denied:
         if name.user == OPERATOR:
             standing = ProvenCaller(administrator=True, groups=[], generation=0, token=name.number)
             if not name.number:
-                return Finding(standing=standing, until_ms=MAX_NUMBER, again_ms=now_ms + KNOWN_MS)
+                return KnownToken(standing=standing, until_ms=MAX_NUMBER, again_ms=now_ms + KNOWN_MS)
             return Denied(status=PERMISSION_DENIED, message=f"{OPERATOR} has no delegation tokens")
         replica = self._system()
         if replica is None:
@@ -195,7 +194,7 @@ class Identities:
         standing = ProvenCaller(
             administrator=user.administrator, groups=user.groups, generation=name.generation, token=name.number
         )
-        return Finding(standing=standing, until_ms=until_ms, again_ms=now_ms + KNOWN_MS)
+        return KnownToken(standing=standing, until_ms=until_ms, again_ms=now_ms + KNOWN_MS)
 
 
 def _remember(known: dict[str, Known], text: str, found: Known) -> None:

@@ -574,7 +574,11 @@ def _row(row: type[Row], value: dict[str, Any]) -> Row:
     """
     wanted = [field for field in fields(row) if field.name != "usage"]
     try:
-        known = {one.name: value[one.name] for one in wanted if one.default is MISSING or one.name in value}
+        known = {
+            one.name: value[one.name]
+            for one in wanted
+            if one.name in value or (one.default is MISSING and one.default_factory is MISSING)
+        }
     except (KeyError, TypeError) as error:
         raise RequestFailed(INTERNAL_ERROR, f"a node's {row.__name__} lacks the field {error}") from error
     if "blocks" in known:

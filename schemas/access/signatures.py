@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hmac
 import re
+from typing import Any
 
 from schemas.access.credentials import MAX_TOKEN_CHARACTERS, Credentials, TokenName, parse_token
 from schemas.records.record import record
@@ -39,7 +40,7 @@ class Seal:
 
     def __init__(self, token: str, mac: bytes, rest: bytes, value: bytes) -> None:
         self.token, self.mac, self.rest, self.value = token, mac, rest, value
-        self.finding: object = None
+        self.finding: Any = None
 
     def is_of(self, credentials: Credentials) -> bool:
         """Say whether the credentials made the signature."""
@@ -62,7 +63,7 @@ def seal_of(key: bytes | None, value: bytes) -> Seal | None:
     >>> seal_of(bytes(32), b"request") is None
     True
     """
-    if not key or key[0] != _MARK or len(key) < 2 + key[1] + _MAC_BYTES or not key[1]:
+    if key is None or len(key) < 2 or key[0] != _MARK or not key[1] or len(key) < 2 + key[1] + _MAC_BYTES:
         return None
     end = 2 + key[1]
     try:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import typer
 
-from stratolog.commands.admin import fleet, members, modes, transfer, trim, unflag, upgrades, users
+from stratolog.commands.admin import fleet, members, modes, transfer, trim, unflag, upgrades
 from stratolog.commands.admin.digest_base import digest_base
 from stratolog.commands.admin.nodes import rebuild, start_node, stop_node
 from stratolog.commands.admin.secret import make_cluster_secret
 from stratolog.commands.brokers import kafka_user
+from stratolog.commands.identity import users
 
 
 def register(app: typer.Typer) -> None:

@@ -26,7 +26,7 @@ Prefix = Annotated[bool, typer.Option("--prefix", help="The address is a prefix 
 TokenFile = Annotated[Path, typer.Argument(metavar="FILE", help="File with a delegation token.")]
 
 
-class Place(NamedTuple):
+class AclAddress(NamedTuple):
     """What an address names."""
 
     volume: str
@@ -35,11 +35,11 @@ class Place(NamedTuple):
     prefix: str
 
 
-def place_of_address(address: str, *, prefix: bool) -> Place:
+def place_of_address(address: str, *, prefix: bool) -> AclAddress:
     """Return what an address names; raises UsageError.
 
     >>> place_of_address("/vol1/bucket1/logs/", prefix=True)
-    Place(volume='vol1', bucket='bucket1', key='', prefix='logs/')
+    AclAddress(volume='vol1', bucket='bucket1', key='', prefix='logs/')
     """
     volume, _, rest = address.removeprefix("/").partition("/")
     bucket, _, name = rest.partition("/")
@@ -47,7 +47,7 @@ def place_of_address(address: str, *, prefix: bool) -> Place:
         raise UsageError(f"address {address!r} does not begin with /VOLUME")
     if prefix and not name.endswith("/"):
         raise UsageError(f"address {address!r} names no prefix: /VOLUME/BUCKET/PREFIX/")
-    return Place(volume, bucket, "" if prefix else name, name if prefix else "")
+    return AclAddress(volume, bucket, "" if prefix else name, name if prefix else "")
 
 
 def add_acl(
