@@ -51,7 +51,6 @@ from rich.table import Table
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.peer import Peer
 from replicated_db.shell.kafka.kafka_log import DELIVERY_TIMEOUT_MS, FETCH_MAX_BYTES
-from schemas.kafka.connection import Brokers
 from schemas.records.datanode import BlockId, DeleteBlocks
 from schemas.topics import LOG_SETTINGS
 from stratolog.local.kafka import LONG_RUN_JVM
