@@ -25,7 +25,7 @@ from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_tables import is_closed
-from datanode_processors.pipeline.core.request_checks import LOG_REQUESTS, check_block, check_deletion
+from datanode_processors.pipeline.core.request_checks import LOG_REQUESTS, check_block, check_deletion, check_together
 from datanode_processors.pipeline.installs import PipelineInstalls
 from datanode_processors.pipeline.log_requests import LogRequests
 from datanode_processors.pipeline.opening import PipelineOpening
@@ -64,6 +64,7 @@ from schemas.records.datanode import (
     ReadBlock,
     SalvageBlock,
     WatchBlock,
+    WatchBlocks,
 )
 from schemas.records.log import Barrier, Batch, Merge, Operation, Put
 from schemas.sharding import pipeline_of
@@ -283,6 +284,9 @@ class Pipelines:
         if isinstance(request, WatchBlock):
             check_block(request.partition, request.container_id, request.local_id)
             return self.table.member(request.partition).watch(request)
+        if isinstance(request, WatchBlocks):
+            check_together(request)
+            return self.table.member(request.partition).watch_all(request)
         if isinstance(request, GetBlock):
             return self._answers.block_info(request)
         if isinstance(request, ListContainer):

@@ -145,6 +145,7 @@ class BlocksWritten:
     """Answer to WriteBlocks; ``watched`` names the members that have applied and verified all that is committed."""
 
     datanode: str
+    leader: str
     outcomes: list[BlockOutcome]
     watched: list[str]
 
@@ -160,8 +161,9 @@ class PutBlocks:
 
 @record
 class BlocksCommitted:
-    """Answer to PutBlocks."""
+    """Answer to PutBlocks, by the pipeline's ``leader``."""
 
+    leader: str
     outcomes: list[BlockOutcome]
 
 

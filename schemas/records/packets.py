@@ -52,6 +52,10 @@ PACKET_BYTES = 64 * 1024
 """Usual payload of a DATA frame."""
 CELL_BYTES = 64 * 1024
 """Usual size of a checksum cell: the bytes of a block that one CRC32C covers."""
+MAX_BLOCKS_TOGETHER = 64
+"""Blocks in one WriteBlocks, PutBlocks or WatchBlocks."""
+MAX_BYTES_TOGETHER = 2 * 1024 * 1024
+"""Bytes of blocks in one WriteBlocks."""
 MAX_ROUTES = 7
 """Datanodes in one spanning tree."""
 
