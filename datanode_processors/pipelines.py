@@ -25,7 +25,13 @@ from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_tables import is_closed
-from datanode_processors.pipeline.core.request_checks import LOG_REQUESTS, check_block, check_container, check_deletion
+from datanode_processors.pipeline.core.request_checks import (
+    LOG_REQUESTS,
+    check_block,
+    check_container,
+    check_deletion,
+    check_together,
+)
 from datanode_processors.pipeline.installs import PipelineInstalls
 from datanode_processors.pipeline.leader_calls import unwrap
 from datanode_processors.pipeline.log_requests import LogRequests
@@ -38,6 +44,7 @@ from datanode_processors.repair.copy_upkeep import CopyUpkeep
 from datanode_processors.repair.scrubber import Place
 from datanode_processors.repair.verifier import Verifier
 from datanode_processors.wire.ports import Readable
+from datanode_processors.wire.wire import decode_bounded
 from datanode_processors.wire.wire_tls import WireTls
 from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.log.position import Position
@@ -66,6 +73,8 @@ from schemas.records.datanode import (
     ReadBlock,
     SalvageBlock,
     WatchBlock,
+    WatchBlocks,
+    WriteBlocks,
 )
 from schemas.records.log import Barrier, Batch, Merge, Operation, Put
 from schemas.sharding import pipeline_of
@@ -278,7 +287,14 @@ class Pipelines:
 
     def members_for(self, request: Any) -> tuple[int, Sequence[str]]:
         """Return partition and members of the pipeline that a forwarded request or stream is for; raises BlockError."""
-        partition = unwrap(request).partition if isinstance(request, Forwarded) else request.partition
+        inner = request
+        if isinstance(request, Forwarded):
+            inner = unwrap(request)
+        elif isinstance(request, WriteBlocks):
+            inner = decode_bounded(request.opening, "opening of WriteBlocks", frozenset())
+        partition = getattr(inner, "partition", None)
+        if not isinstance(partition, int):
+            raise BlockError(codes.INVALID_REQUEST, f"a {type(inner).__name__} names no pipeline")
         return partition, self.table.member(partition).members
 
     def handle(self, request: Any) -> Any:
@@ -292,6 +308,9 @@ class Pipelines:
         if isinstance(request, WatchBlock):
             check_block(request.partition, request.container_id, request.local_id)
             return self.table.member(request.partition).watch(request)
+        if isinstance(request, WatchBlocks):
+            check_together(request)
+            return self.table.member(request.partition).watch_all(request)
         if isinstance(request, GetBlock):
             return self._answers.block_info(request)
         if isinstance(request, ListContainer):

@@ -36,8 +36,16 @@ from replicated_db.shell.leader_loop import LeaderLoop, Publisher
 from replicated_db.shell.logs import Note
 from replicated_db.shell.system import SystemIds
 from schemas import stream_errors as codes
-from schemas.codecs.block_rows import block_key
-from schemas.records.datanode import BlockRow, BlockWatched, OpenPipeline, PipelineReport, WatchBlock
+from schemas.codecs.block_rows import block_key, block_of_key
+from schemas.records.datanode import (
+    BlockRow,
+    BlocksWatched,
+    BlockWatched,
+    OpenPipeline,
+    PipelineReport,
+    WatchBlock,
+    WatchBlocks,
+)
 from schemas.sharding import MAX_PIPELINES
 from schemas.topics import DN_LOG
 
@@ -275,6 +283,40 @@ class Pipeline:
                     continue
             asked = True
             self._wanted(self, key)
+
+    def watch_all(self, request: WatchBlocks) -> BlocksWatched:
+        """As :meth:`watch`, for several blocks: satisfied once all of them are.
+
+        Raises BlockError: BLOCK_DELETED.
+        """
+        wanted = {block_key(block.container_id, block.local_id): block.length for block in request.blocks}
+        deadline = time.monotonic() + min(max(request.timeout_ms, 0), MAX_WATCH_MS) / 1000
+        while wanted:
+            with self.changed:
+                index = self.replica.position.index
+                if index >= request.bcs_id:
+                    wanted = {key: length for key, length in wanted.items() if self._verified.get(key, 0) < length}
+                left_s = deadline - time.monotonic()
+                if not wanted or left_s <= 0 or self._stop.is_set():
+                    break
+                woken = self.changed.wait(min(left_s, WATCH_STEP_S))
+            if not woken and not self._may_come(request.bcs_id, wanted):
+                break
+        return BlocksWatched(datanode=self._config.node, bcs_id=self.replica.position.index, satisfied=not wanted)
+
+    def _may_come(self, bcs_id: int, wanted: dict[bytes, int]) -> bool:
+        """Return whether waiting for blocks makes sense; have those verified that are applied and not known to be."""
+        if self.replica.position.index < bcs_id:
+            return True
+        for key, length in wanted.items():
+            row = block_row(self.store, key)
+            if row is not None and row.deleted:
+                container_id, local_id = block_of_key(key)
+                raise BlockError(codes.BLOCK_DELETED, f"block {container_id}/{local_id} is deleted")
+            if row is None or row.length < length:
+                return False
+            self._wanted(self, key)
+        return True
 
     def _watched(self, index: int, length: int, *, satisfied: bool) -> BlockWatched:
         return BlockWatched(datanode=self._config.node, bcs_id=index, length=length, satisfied=satisfied)

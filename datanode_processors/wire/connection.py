@@ -23,8 +23,19 @@ from schemas.codecs.codec import encode
 from schemas.conversation.conversation import ConversationFailed, Event, PeerGreeted, PeerRefused, own_hello
 from schemas.conversation.limits import UnreadableRecord
 from schemas.conversation.states import ConversationRole
-from schemas.records.datanode import Forwarded, OpenStream, ReadBlock, SalvageBlock
+from schemas.records.datanode import (
+    BlocksWritten,
+    Forwarded,
+    OpenStream,
+    ReadBlock,
+    SalvageBlock,
+    WatchBlocks,
+    WriteBlocks,
+)
 from schemas.records.packets import Frame, FrameHeader, Kind
+
+FROM_MEMBERS = Forwarded | OpenStream | WriteBlocks | WatchBlocks
+"""What a datanode sends only to members of its own pipeline."""
 
 
 class ServedConnection:
@@ -139,7 +150,10 @@ class ServedConnection:
             if isinstance(request, ReadBlock | SalvageBlock):
                 send_block(self._node, self.wire, self._talk, header, request)
                 return
-            reply = encode(self._node.pipelines.handle(request))
+            if isinstance(request, WriteBlocks):
+                reply = encode(self._write_together(frame, request))
+            else:
+                reply = encode(self._node.pipelines.handle(request))
             answer = self._talk.say(Kind.REPLY, reply, stream=header.stream, sequence=header.sequence)
         except BlockError as error:
             answer = self._error(error, header)
@@ -155,8 +169,18 @@ class ServedConnection:
         if self._node.tls is None:
             return
         check_request(self.wire.identity, request)
-        if isinstance(request, Forwarded | OpenStream) and self.wire.identity is not None:
+        if isinstance(request, FROM_MEMBERS) and self.wire.identity is not None:
             check_member(self.wire.identity, *self._node.pipelines.members_for(request))
+
+    def _write_together(self, frame: Frame, request: WriteBlocks) -> BlocksWritten:
+        """Write whole blocks: an exchange counts as a stream."""
+        if self._stopping:
+            raise BlockError(stream_errors.STOPPING, f"datanode {self._node.name} stops")
+        with self._counters.stream(self._node.limits.max_streams) as outcome:
+            # The frame stays in the buffer: nothing is received before the answer is sent.
+            written = self._node.small_blocks.write(frame, request, lambda: not self.wire.has_hung_up())
+            outcome.completed = True
+            return written
 
     def _error(self, error: BlockError, header: FrameHeader | None = None) -> bytes:
         """Return the ERROR frame that says ``error``, to the exchange that the frame with ``header`` began."""

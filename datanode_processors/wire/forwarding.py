@@ -27,6 +27,7 @@ from datanode_processors.wire.children import Child, StreamChildren
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.core.stream import StreamState, check_open, patience_s, place_in
 from datanode_processors.wire.ports import Blocks, PipelineRequests, Writer
+from datanode_processors.wire.small_blocks import SmallBlockExchange
 from datanode_processors.wire.wire import (
     HANG_UP,
     Wire,
@@ -54,6 +55,7 @@ class StreamHost:
     limits: WireLimits
     blocks: Blocks
     pipelines: PipelineRequests
+    small_blocks: SmallBlockExchange
     attach: Callable[[Wire, str], None]
     """Called with each connection to another datanode, and that datanode's name, for the counters."""
     detach: Callable[[Wire], None]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from datanode_processors.errors import BlockError
 from schemas.records.datanode import ReadBlock, SalvageBlock
 
 Note = Callable[..., None]
@@ -60,6 +61,21 @@ class Blocks(Protocol):
         end: int | None = None,
     ) -> Iterator[tuple[int, memoryview, int]]:
         """Yield (offset, bytes, CRC32C of these bytes) of each cell in the range; ``end`` is where the block ends."""
+
+
+class SmallBlockFiles(Protocol):
+    """The block files again, for whole small blocks that are written together. Many threads use it."""
+
+    def write(
+        self,
+        blocks: Sequence[tuple[int, int, Sequence[tuple[memoryview, int]]]],
+        bytes_per_checksum: int,
+        alive: Callable[[], bool],
+    ) -> Sequence[BlockError | None]:
+        """Write blocks (container id, local id, cells with their CRC32C), and store them under the fsync policy.
+
+        Return what went wrong with each, None if nothing did. ``alive`` is as in ``Blocks.open_writer``.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

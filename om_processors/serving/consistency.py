@@ -61,8 +61,6 @@ class Consistency:
         fatal: Callable[[BaseException], None],
     ) -> None:
         self._config = config
-        self._scheme = scheme_of(config.tls)
-        self._tls = None if config.tls is None else config.tls.client(AN_OM)
         self._replicas = replicas
         self._loops = loops
         self._fatal = fatal
@@ -114,14 +112,14 @@ class Consistency:
         if not position.address or position.leader == self._config.node:
             raise NotReadable("NO_LEADER", f"shard {shard} has no leader")
         if self._http is None:
-            self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._tls or True))
+            self._http = self._session()
         target = f"/v1/shards/{shard}/read-index"
         proof = self._config.secret.authorization("POST", position.address, target)
         headers = {"Host": position.address, AUTHORIZATION: proof}
         timeout = aiohttp.ClientTimeout(total=max(0.05, min(1.0, deadline - time.monotonic())))
         try:
             async with self._http.post(
-                f"{self._scheme}://{position.address}{target}", headers=headers, timeout=timeout
+                f"{scheme_of(self._config.tls)}://{position.address}{target}", headers=headers, timeout=timeout
             ) as answer:
                 body = await answer.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
@@ -129,6 +127,10 @@ class Consistency:
         if answer.status != 200:
             raise NotReadable("NO_LEADER", f"shard {shard}: {position.leader}: {body.get('message')}")
         return body["offset"], body["hash"]
+
+    def _session(self) -> aiohttp.ClientSession:
+        tls = self._config.tls
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=True if tls is None else tls.client(AN_OM)))
 
     async def own_read_index(self, shard: int) -> tuple[int, str]:
         """Return a read index as the leader; raises NotReadable if this node does not lead."""

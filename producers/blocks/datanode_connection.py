@@ -88,6 +88,8 @@ class DatanodeConnection:
         """The request that an error's message names."""
         self.used = False
         """Whether an earlier request was answered on this connection."""
+        self.version = 0
+        """The version of the conversation that both sides speak, once the datanode has said HELLO."""
         self.is_alive: Callable[[], bool] = lambda: True
         """Called while the datanode is silent; returns whether waiting still makes sense."""
         self._silence_ms = silence_ms
@@ -119,6 +121,7 @@ class DatanodeConnection:
         if not isinstance(greeted, PeerGreeted):
             raise self._unexpected(greeted)
         self.datanode = greeted.hello.peer
+        self.version = greeted.version
 
     # -- frames
 

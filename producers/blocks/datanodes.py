@@ -24,11 +24,12 @@ from producers.blocks.datanode_connection import (
 )
 from producers.errors import UNREACHABLE, DatanodeError
 from schemas.conversation.conversation import own_hello
-from schemas.records.datanode import Member
+from schemas.records.datanode import BlocksWritten, Member, WriteBlocks
+from schemas.records.packets import SMALL_BLOCKS_VERSION
 from schemas.security.tls import ProcessTls
-from schemas.stream_errors import BAD_FRAME, OVERLOADED, STOPPING, TIMED_OUT
+from schemas.stream_errors import BAD_FRAME, OVERLOADED, STOPPING, TIMED_OUT, UNSUPPORTED_VERSION
 
-MAX_IDLE = 4
+MAX_IDLE = 16
 """Connections to one datanode that are kept open for later requests."""
 MAX_CONVERSATIONS = 256
 
@@ -114,6 +115,36 @@ class Datanodes:
         if isinstance(outcome, DatanodeError):
             raise outcome
         return outcome
+
+    def ask_small(self, member: Member, request: WriteBlocks) -> BlocksWritten:
+        """Have a datanode write small blocks together; raises DatanodeError.
+
+        The error is UNSUPPORTED_VERSION for a datanode that does not know how. A datanode that is silent is asked for
+        a HELLO meanwhile, as one that streams is.
+        """
+        with self.turn():
+            fresh = False
+            while True:
+                connection = self.borrow(member, fresh=fresh)
+                reused = connection.used
+                try:
+                    return self._exchange(connection, request)
+                except DatanodeError as error:
+                    connection.close()
+                    if fresh or not reused or error.status not in {UNREACHABLE, STOPPING}:
+                        raise
+                    fresh = True
+
+    def _exchange(self, connection: DatanodeConnection, request: WriteBlocks) -> BlocksWritten:
+        connection.doing = type(request).__name__
+        if connection.version < SMALL_BLOCKS_VERSION:
+            raise connection.error(UNSUPPORTED_VERSION, f"it speaks version {connection.version}")
+        connection.send_request(request)
+        answer = connection.answer(connection.receive_patiently(self.silence_ms))
+        if not isinstance(answer, BlocksWritten):
+            raise connection.error(BAD_FRAME, f"answered with a {type(answer).__name__}")
+        self.give_back(connection)
+        return answer
 
     def ask_all(
         self, members: Sequence[Member], request: Any, expect: type[Answer], *, timeout_ms: int,

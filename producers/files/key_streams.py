@@ -9,6 +9,7 @@ import threading
 
 from producers.blocks.datanode_directory import Directory
 from producers.blocks.datanodes import Datanodes
+from producers.blocks.small_blocks import SmallBlocks
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import CLIENT_CLOSED, ClientClosed
 from producers.files.core.inline_limit import InlineLimit
@@ -38,6 +39,7 @@ class KeyStreams:
         """Up to which size the cluster keeps keys in its tables, as far as known."""
         self._lock = threading.Lock()
         self._datanodes: Datanodes | None = None
+        self._small: SmallBlocks | None = None
         self._closed = False
 
     @property
@@ -53,10 +55,22 @@ class KeyStreams:
                 self._datanodes = Datanodes(cluster=self.directory.cluster_name(), peer=PEER, tls=self._tls)
             return self._datanodes
 
+    @property
+    def small_blocks(self) -> SmallBlocks:
+        """What writes the small blocks of all keys; raises as :attr:`datanodes`."""
+        datanodes = self.datanodes
+        with self._lock:
+            if self._small is None:
+                self._small = SmallBlocks(datanodes)
+            return self._small
+
     def close(self) -> None:
         """Close the connections."""
         with self._lock:
             self._closed = True
             datanodes, self._datanodes = self._datanodes, None
+            small, self._small = self._small, None
+        if small is not None:
+            small.close()
         if datanodes is not None:
             datanodes.close()

@@ -328,7 +328,7 @@ class KeyWriter:
         self._blocks += 1
         block = BlockWriter(
             location, pipeline, self._streams.datanodes, self._options, still=self._still,
-            look_again=partial(self._streams.directory.current, pipeline),
+            look_again=partial(self._streams.directory.current, pipeline), small=self._streams.small_blocks,
         )  # fmt: skip
         self._live.append(block)
         datanodes = ",".join(member.datanode for member in pipeline.members)

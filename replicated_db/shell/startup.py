@@ -18,6 +18,7 @@ from replicated_db.core.log.log_reads import END_BEHIND_WAIT_S
 from replicated_db.core.ports import Log, LogUnavailable, OffsetOutOfRange
 from schemas.kafka.client_settings import client_settings
 from schemas.kafka.connection import Brokers
+from schemas.kafka.troubles import ConnectionTroubles
 from schemas.topics import LOG_SETTINGS, UNCOMPRESSED
 
 ADMIN_TIMEOUT_S = 10.0
@@ -55,7 +56,9 @@ def check_topics(
     wanted = {log_topic: LOG_SETTINGS, **(settings or {})}
     # Log notices and worse: when it ends, librdkafka reports answers that nobody waits for any more.
     timeout_ms = int(ADMIN_TIMEOUT_S * 1000)
-    admin = AdminClient(client_settings(bootstrap_servers, {"socket.timeout.ms": timeout_ms, "log_level": 5}))
+    troubles = ConnectionTroubles(bootstrap_servers)
+    own = {"socket.timeout.ms": timeout_ms, "log_level": 5, "error_cb": troubles}
+    admin = AdminClient(client_settings(bootstrap_servers, own))
     try:
         brokers = admin.list_topics(timeout=ADMIN_TIMEOUT_S).brokers
         described = admin.describe_topics(TopicCollection([log_topic, *others]), request_timeout=ADMIN_TIMEOUT_S)
@@ -76,7 +79,8 @@ def check_topics(
             for resource, future in admin.describe_configs(call, request_timeout=ADMIN_TIMEOUT_S).items()
         }
     except KafkaException as error:
-        raise LogUnavailable(str(error)) from error
+        admin.poll(0)
+        raise LogUnavailable(f"{error}: {troubles}" if troubles else str(error)) from error
     for (kind, name), config in configs.items():
         if name in wanted:
             _check(f"topic {name}", config, wanted[name])

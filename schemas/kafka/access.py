@@ -1,8 +1,8 @@
 """Who may do what on the brokers: the one table that their ACLs, and a page of the reference, are made from. Pure.
 
-Principals: a process that proves itself by a certificate is ``ROLE/NAME`` (``om/om1``), by the certificate's subject; a
-user who has a password is his name alone. A user's name has no slash, so no user can be taken for a process. What is
-not in the table is refused. Brokers, and the operator (``admin/operator``), may do everything.
+Principals: a process that proves itself by a certificate is ``ROLE:NAME`` (``om:om1``), by the certificate's subject; a
+user who has a password is his name alone. A user's name has no colon, so no user can be taken for a process. What is
+not in the table is refused. Brokers, and the operator (``admin:operator``), may do everything.
 
 Rules that the table keeps:
 
@@ -37,7 +37,7 @@ NAME = "NAME"
 """Stands in a resource's name for the principal's own."""
 CLUSTER = "kafka-cluster"
 """Kafka's name of the cluster as a resource."""
-RULES_OF_NAMES = "RULE:^CN=([^,/]+),OU=client,O=stratolog$/$1/,RULE:^CN=([^,/]+),OU=([a-z]+),O=stratolog$/$2\\/$1/"
+RULES_OF_NAMES = "RULE:^CN=([^,:]+),OU=client,O=stratolog$/$1/,RULE:^CN=([^,:]+),OU=([a-z]+),O=stratolog$/$2:$1/"
 """Brokers' ``ssl.principal.mapping.rules``. A certificate that no rule fits has its whole subject as its name: it may do
 nothing.
 """
@@ -159,9 +159,9 @@ def principal_of(kind: KafkaPrincipal, name: str) -> str:
     """Return a principal as brokers name it.
 
     >>> principal_of(KafkaPrincipal.OM, "om1"), principal_of(KafkaPrincipal.USER, "alice")
-    ('User:om/om1', 'User:alice')
+    ('User:om:om1', 'User:alice')
     """
-    return f"User:{name}" if kind is KafkaPrincipal.USER else f"User:{kind}/{name}"
+    return f"User:{name}" if kind is KafkaPrincipal.USER else f"User:{kind}:{name}"
 
 
 def rights_of(kind: KafkaPrincipal, name: str) -> tuple[KafkaRight, ...]:
@@ -171,4 +171,4 @@ def rights_of(kind: KafkaPrincipal, name: str) -> tuple[KafkaRight, ...]:
 
 def super_users(operator: str, brokers: Iterable[str]) -> str:
     """Return the brokers' setting ``super.users``: who may do everything."""
-    return ";".join([f"User:admin/{operator}", *(f"User:broker/{name}" for name in brokers)])
+    return ";".join([f"User:admin:{operator}", *(f"User:broker:{name}" for name in brokers)])

@@ -33,7 +33,7 @@ Up to this limit (100 by default) Spark compiles a stage as a whole, once. Beyon
 compiles its projections anew, and reads Hadoop's configuration again for each record type.
 """
 
-SECRET_OPTIONS = "(?i)url|secret|password|token|jaas|keystore|access[.]?key"
+SECRET_OPTIONS = "(?i)url|secret|password|token|jaas|keystore|access[.]?key"  # noqa: S105 - names, no secrets
 """Names of options and settings whose values Spark never shows."""
 
 LOG_LEVEL = "ERROR"

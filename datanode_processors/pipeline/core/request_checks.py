@@ -13,8 +13,11 @@ from schemas.records.datanode import (
     DeleteBlocks,
     OpenPipeline,
     PutBlock,
+    PutBlocks,
+    WatchBlocks,
     WriteChunk,
 )
+from schemas.records.packets import MAX_BLOCKS_TOGETHER
 from schemas.sharding import MAX_PIPELINES, pipeline_of
 
 MAX_MEMBERS = 7
@@ -29,7 +32,7 @@ MAX_CHUNK_BYTES = 4 * 1024 * 1024
 MAX_BLOCK_BYTES = 1 << 40
 """Largest length that may be committed."""
 
-LOG_REQUESTS = (OpenPipeline, ClosePipeline, CloseContainer, PutBlock, DeleteBlocks, WriteChunk)
+LOG_REQUESTS = (OpenPipeline, ClosePipeline, CloseContainer, PutBlock, PutBlocks, DeleteBlocks, WriteChunk)
 """Requests that go through the log."""
 
 
@@ -93,6 +96,15 @@ def check_put_block(request: PutBlock) -> None:
         check_list(request.checksums, request.length, request.bytes_per_checksum)
     except ValueError as error:
         raise BlockError(codes.INVALID_REQUEST, f"{name}: {error}") from error
+
+
+def check_together(request: PutBlocks | WatchBlocks) -> None:
+    """Raise BlockError (INVALID_REQUEST) for too many blocks, or none; each is checked by itself later."""
+    if not 1 <= len(request.blocks) <= MAX_BLOCKS_TOGETHER:
+        what = f"{type(request).__name__} of {len(request.blocks)} blocks"
+        raise BlockError(codes.INVALID_REQUEST, f"{what}; 1 to {MAX_BLOCKS_TOGETHER} are taken at once")
+    for block in request.blocks:
+        check_block(request.partition, block.container_id, block.local_id)
 
 
 def check_deletion(request: DeleteBlocks) -> None:

@@ -27,9 +27,12 @@ from schemas.records.datanode import (
     OpenPipeline,
     OpenStream,
     PutBlock,
+    PutBlocks,
     ReadBlock,
     SalvageBlock,
     WatchBlock,
+    WatchBlocks,
+    WriteBlocks,
     WriteChunk,
 )
 from schemas.security.certificates import PeerIdentity, Role
@@ -50,6 +53,9 @@ MAY: Mapping[type, frozenset[Role]] = {
     PutBlock: _WRITERS,
     WriteChunk: _WRITERS,
     WatchBlock: _WRITERS,
+    WriteBlocks: _WRITERS | _DATANODE,
+    WatchBlocks: _WRITERS | _DATANODE,
+    PutBlocks: _WRITERS,
     GetBlock: _READERS,
     ReadBlock: _READERS,
     SalvageBlock: _READERS,

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from struct import Struct
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 from crc32c import crc32c
 
 from datanode_processors.blocks.block_store import BlockStore
+from datanode_processors.blocks.blocks_together import BlocksTogether
 from datanode_processors.blocks.containers import CONTAINERS, block_name
 from datanode_processors.blocks.fsync import NEVER
 from datanode_processors.errors import BlockError
@@ -35,12 +37,20 @@ from schemas.conversation.states import ConversationRole
 from schemas.records.datanode import (
     Accepted,
     BlockCommitted,
+    BlockOutcome,
+    BlocksCommitted,
+    BlocksWatched,
     CloseContainer,
+    OpenBlocks,
     OpenStream,
     PutBlock,
+    PutBlocks,
     ReadBlock,
     Route,
     SalvageBlock,
+    WatchBlocks,
+    WholeBlock,
+    WriteBlocks,
 )
 from schemas.records.packets import Frame, Kind, encode_frame, encode_header
 
@@ -84,6 +94,26 @@ class Taking:
         self.corrupt: list[tuple[int, int, int]] = []
         self.closed: set[int] = set()
         self.members: tuple[str, ...] = ("dn1", "dn2", "dn3")
+        self.deaf = False
+        """Whether watches are never satisfied here."""
+        self.batches: list[PutBlocks] = []
+        self.leader: Taking = self
+        """Whose commits a watch here waits for."""
+
+    def everywhere(self) -> dict[int, PutBlock]:
+        return self.leader.committed
+
+    def _put_all(self, request: PutBlocks) -> BlocksCommitted:
+        self.batches.append(request)
+        outcomes = []
+        for block in request.blocks:
+            put = PutBlock(
+                partition=request.partition, container_id=block.container_id, local_id=block.local_id,
+                length=block.length, bytes_per_checksum=request.bytes_per_checksum, checksums=block.checksums,
+                wait_effective=True,
+            )  # fmt: skip
+            outcomes.append(BlockOutcome(code="", message="", bcs_id=self.handle(put).bcs_id))
+        return BlocksCommitted(leader="dn1", outcomes=outcomes)
 
     def check_stream(self, partition: int, container_id: int, local_id: int) -> None:
         if partition != PARTITION:
@@ -101,6 +131,11 @@ class Taking:
                 container_id=request.container_id, local_id=request.local_id, length=request.length,
                 bcs_id=len(self.committed), log_offset=len(self.committed),
             )  # fmt: skip
+        if isinstance(request, PutBlocks):
+            return self._put_all(request)
+        if isinstance(request, WatchBlocks):
+            watched = not self.deaf and all(block.local_id in self.everywhere() for block in request.blocks)
+            return BlocksWatched(datanode="", bcs_id=len(self.committed), satisfied=watched)
         if isinstance(request, CloseContainer):
             self.closed.add(request.container_id)
             return Accepted(detail="closed")
@@ -133,7 +168,8 @@ class Datanode:
         self.notes: list[str] = []
         self.server = StreamServer(
             name=name, cluster=CLUSTER, host="127.0.0.1", port=0, blocks=self.store, pipelines=self.pipelines,
-            note=self._note, limits=limits or WireLimits(stop_grace_s=0.2), tls=tls,
+            note=self._note, limits=limits or WireLimits(stop_grace_s=0.2), small_blocks=BlocksTogether(self.store),
+            tls=tls,
         )  # fmt: skip
         self.address = f"127.0.0.1:{self.server.port}"
 
@@ -305,6 +341,19 @@ class Client:
 
     def close(self) -> None:
         self.wire.close()
+
+
+def blocks_together(routes: Sequence[Route], blocks: Sequence[tuple[int, bytes]], /, **changes: Any) -> WriteBlocks:
+    """Return the request to write whole blocks, by local id, together."""
+    opening = OpenBlocks(
+        partition=PARTITION, bytes_per_checksum=CELL, watch_timeout_ms=500, routes=list(routes),
+        blocks=[
+            WholeBlock(container_id=CONTAINER, local_id=block, length=len(data), checksums=checksums_of(data))
+            for block, data in blocks
+        ],
+    )  # fmt: skip
+    opening = replace(opening, **changes)
+    return WriteBlocks(opening=encode(opening), data=b"".join(data for _, data in blocks))
 
 
 def write_block(
