@@ -1,4 +1,4 @@
-"""The process that forks Spark's Python workers (``spark.python.daemon.module``): PySpark's own, with less to do a task.
+"""The process that forks Spark's Python workers (``spark.python.daemon.module``): PySpark's own, for cheaper tasks.
 
 * Before each task PySpark has Python read the list of contents of every archive on its path anew
   (``importlib.invalidate_caches``), and Spark puts a jar of 5,000 files there: 0.1 s of processor time a task, a
