@@ -26,6 +26,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.processor_time import spent_by_process
 from producers import Client
 from schemas.records.log import LEADER_MODE, REQUEST_MODES
 from stratolog.cluster.request_modes import set_modes
@@ -64,8 +65,7 @@ class System:
 
     def cpu_s(self) -> dict[str, float]:
         """Return processor time so far by process."""
-        times = {name: process.cpu_times() for name, process in self.processes.items()}
-        return {name: spent.user + spent.system for name, spent in times.items()}
+        return spent_by_process(self.processes)
 
     def leader_counts(self) -> tuple[float, float]:
         """Return (requests, batches) that leaders have made effective, summed over all nodes."""
