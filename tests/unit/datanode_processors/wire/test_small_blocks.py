@@ -129,7 +129,9 @@ def test_what_one_block_meets_is_no_other_blocks_fault(nodes: list[Datanode]) ->
     assert sorted(nodes[0].pipelines.committed) == [1]
 
 
-def test_a_full_disk_of_one_member_is_that_blocks_outcome(nodes: list[Datanode], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_of_one_member_is_that_blocks_outcome(
+    nodes: list[Datanode], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(size: int, path: Path) -> None:
         raise BlockError(codes.DISK_FULL, f"{size} bytes do not fit: {path}")
 
@@ -140,7 +142,9 @@ def test_a_full_disk_of_one_member_is_that_blocks_outcome(nodes: list[Datanode],
     assert not nodes[0].pipelines.committed
 
 
-def test_after_an_fsync_that_failed_the_block_is_not_stored(nodes: list[Datanode], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_fsync_that_failed_the_block_is_not_stored(
+    nodes: list[Datanode], monkeypatch: pytest.MonkeyPatch
+) -> None:
     failing = {"left": 1}
     sync = nodes[1].store.fsyncs.file
 
