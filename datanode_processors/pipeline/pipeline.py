@@ -287,21 +287,24 @@ class Pipeline:
     def watch_all(self, request: WatchBlocks) -> BlocksWatched:
         """As :meth:`watch`, for several blocks: satisfied once all of them are.
 
-        Raises BlockError: BLOCK_DELETED.
+        Once a second it looks whether waiting still makes sense. Raises BlockError: BLOCK_DELETED.
         """
         wanted = {block_key(block.container_id, block.local_id): block.length for block in request.blocks}
-        deadline = time.monotonic() + min(max(request.timeout_ms, 0), MAX_WATCH_MS) / 1000
+        now = time.monotonic()
+        deadline, look_at = now + min(max(request.timeout_ms, 0), MAX_WATCH_MS) / 1000, now + WATCH_STEP_S
         while wanted:
             with self.changed:
                 index = self.replica.position.index
                 if index >= request.bcs_id:
                     wanted = {key: length for key, length in wanted.items() if self._verified.get(key, 0) < length}
-                left_s = deadline - time.monotonic()
-                if not wanted or left_s <= 0 or self._stop.is_set():
+                now = time.monotonic()
+                if not wanted or now >= deadline or self._stop.is_set():
                     break
-                woken = self.changed.wait(min(left_s, WATCH_STEP_S))
-            if not woken and not self._may_come(request.bcs_id, wanted):
-                break
+                self.changed.wait(max(min(deadline, look_at) - now, 0.0))
+            if time.monotonic() >= look_at:
+                look_at = time.monotonic() + WATCH_STEP_S
+                if not self._may_come(request.bcs_id, wanted):
+                    break
         return BlocksWatched(datanode=self._config.node, bcs_id=self.replica.position.index, satisfied=not wanted)
 
     def _may_come(self, bcs_id: int, wanted: dict[bytes, int]) -> bool:

@@ -5,8 +5,9 @@ What belongs here: the blocks of one client that wait, by the way that they go. 
 1. Blocks go together if they go the same *way*: the same pipeline and members, by the same tree, with the same time-out.
    They leave in the order in which they came.
 2. A batch has at most MAX_BLOCKS_TOGETHER blocks and MAX_BYTES_TOGETHER bytes.
-3. At most MAX_UNDER_WAY batches of one way are under way. Nothing waits for others to come: a block that finds room
-   leaves at once, alone, and those that find none gather behind it.
+3. A block that finds nothing under way leaves at once, alone; those that come meanwhile gather behind it. A further
+   batch leaves beside others only if GATHERED_BLOCKS blocks or GATHERED_BYTES bytes have gathered: what an exchange
+   costs is shared by its blocks. At most MAX_UNDER_WAY batches of one way are under way.
 4. A way on which an exchange failed is closed for CLOSED_S, and twice as long each time it fails again, LAST_CLOSED_S at
    most: its blocks are written as streams, which find out what is wrong, and go on without it.
 """
@@ -19,8 +20,11 @@ from typing import Generic, Protocol, TypeVar
 
 from schemas.records.packets import MAX_BLOCKS_TOGETHER, MAX_BYTES_TOGETHER
 
-MAX_UNDER_WAY = 2
+MAX_UNDER_WAY = 4
 """Batches of one way that are under way at once."""
+GATHERED_BLOCKS = 8
+GATHERED_BYTES = 1024 * 1024
+"""So many blocks, or bytes, leave as a batch although another is under way."""
 CLOSED_S = 5.0
 """How long blocks are written as streams after an exchange has failed, in seconds."""
 LAST_CLOSED_S = 60.0
@@ -40,10 +44,11 @@ Block = TypeVar("Block", bound=Sized)
 
 
 class _Way(Generic[Block]):
-    __slots__ = ("close_s", "closed_until_s", "under_way", "waiting")
+    __slots__ = ("close_s", "closed_until_s", "under_way", "waiting", "waiting_bytes")
 
     def __init__(self) -> None:
         self.waiting: deque[Block] = deque()
+        self.waiting_bytes = 0
         self.under_way = 0
         self.close_s = CLOSED_S
         """For how long the next failure closes the way."""
@@ -63,12 +68,16 @@ class SmallBatches(Generic[Block]):
 
     def add(self, way: Hashable, block: Block) -> None:
         """Have a block wait."""
-        self._way(way).waiting.append(block)
+        found = self._way(way)
+        found.waiting.append(block)
+        found.waiting_bytes += block.length
 
     def next_batch(self, way: Hashable) -> list[Block]:
         """Return the blocks that leave now, none if none waits or too many batches are under way; rules 2 and 3."""
         found = self._way(way)
-        if found.under_way >= MAX_UNDER_WAY or not found.waiting:
+        if not found.waiting or found.under_way >= MAX_UNDER_WAY:
+            return []
+        if found.under_way and len(found.waiting) < GATHERED_BLOCKS and found.waiting_bytes < GATHERED_BYTES:
             return []
         batch = [found.waiting.popleft()]
         size = batch[0].length
@@ -77,6 +86,7 @@ class SmallBatches(Generic[Block]):
             if size > MAX_BYTES_TOGETHER:
                 break
             batch.append(found.waiting.popleft())
+        found.waiting_bytes -= sum(block.length for block in batch)
         found.under_way += 1
         return batch
 
@@ -93,7 +103,7 @@ class SmallBatches(Generic[Block]):
         if now_s >= found.closed_until_s:
             found.closed_until_s = now_s + found.close_s
             found.close_s = min(2 * found.close_s, LAST_CLOSED_S)
-        waiting, found.waiting = list(found.waiting), deque()
+        waiting, found.waiting, found.waiting_bytes = list(found.waiting), deque(), 0
         return waiting
 
     def _way(self, way: Hashable) -> _Way[Block]:

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.blocks.core.small_batches import CLOSED_S, LAST_CLOSED_S, MAX_UNDER_WAY, MAX_WAYS, SmallBatches
+from producers.blocks.core.small_batches import (
+    CLOSED_S,
+    GATHERED_BLOCKS,
+    GATHERED_BYTES,
+    LAST_CLOSED_S,
+    MAX_UNDER_WAY,
+    MAX_WAYS,
+    SmallBatches,
+)
 from schemas.records.packets import MAX_BLOCKS_TOGETHER, MAX_BYTES_TOGETHER
 
 WAY = "way"
@@ -21,22 +29,38 @@ class Waits:
 
 def test_a_block_leaves_at_once_and_others_gather_behind_it() -> None:
     batches: SmallBatches[Waits] = SmallBatches()
-    for number in range(MAX_UNDER_WAY):
-        batches.add(WAY, Waits(number))
-        assert batches.next_batch(WAY) == [Waits(number)]
-    for number in range(2, 10):
+    batches.add(WAY, Waits(0))
+    assert batches.next_batch(WAY) == [Waits(0)]
+    for number in range(1, GATHERED_BLOCKS):
         batches.add(WAY, Waits(number))
         assert batches.next_batch(WAY) == []
     batches.on_ended(WAY)
-    assert batches.next_batch(WAY) == [Waits(number) for number in range(2, 10)]
+    assert batches.next_batch(WAY) == [Waits(number) for number in range(1, GATHERED_BLOCKS)]
     assert batches.next_batch(WAY) == []
+
+
+def test_a_batch_leaves_beside_others_once_enough_has_gathered() -> None:
+    batches: SmallBatches[Waits] = SmallBatches()
+    batches.add(WAY, Waits(0))
+    assert batches.next_batch(WAY)
+    for turn in range(1, MAX_UNDER_WAY + 1):
+        found = []
+        for _ in range(GATHERED_BLOCKS):
+            assert found == []
+            batches.add(WAY, Waits(turn))
+            found = batches.next_batch(WAY)
+        assert found == ([Waits(turn)] * GATHERED_BLOCKS if turn < MAX_UNDER_WAY else [])
+    large: SmallBatches[Waits] = SmallBatches()
+    large.add(WAY, Waits(0))
+    assert large.next_batch(WAY)
+    large.add(WAY, Waits(1, GATHERED_BYTES))
+    assert large.next_batch(WAY) == [Waits(1, GATHERED_BYTES)]
 
 
 def test_ways_do_not_wait_for_each_other() -> None:
     batches: SmallBatches[Waits] = SmallBatches()
-    for number in range(MAX_UNDER_WAY):
-        batches.add(WAY, Waits(number))
-        assert batches.next_batch(WAY)
+    batches.add(WAY, Waits(1))
+    assert batches.next_batch(WAY)
     batches.add("other", Waits(9))
     assert batches.next_batch("other") == [Waits(9)]
 
