@@ -99,7 +99,11 @@ def loop() -> Loop:
 @pytest.fixture
 def leadership(loop: Loop) -> Iterator[Leadership]:
     config: Any = SimpleNamespace(
-        node="n2", replicas=("n1", "n2"), watchdog_ms=10_000, session_timeout_ms=SESSION_S * 1000, bootstrap_servers="127.0.0.1:1"
+        node="n2",
+        replicas=("n1", "n2"),
+        watchdog_ms=10_000,
+        session_timeout_ms=SESSION_S * 1000,
+        bootstrap_servers="127.0.0.1:1",
     )
     errors: list[BaseException] = []
     loops: Any = {0: loop}
@@ -419,7 +423,8 @@ def test_a_borrower_that_does_not_answer_has_the_time_of_a_session(
     lend(leadership, loop)
     calls.answer = Answer.SILENT
     ago_s = 0.0
-    monkeypatch.setattr(leadership_module.time, "monotonic", lambda begun_s=time.monotonic(): begun_s + ago_s)
+    monotonic = time.monotonic
+    monkeypatch.setattr(leadership_module.time, "monotonic", lambda: monotonic() + ago_s)
     ago_s = SESSION_S - 1
     leadership._tell(LoansDue(now_s=0.0))
     assert leadership.roles(0)["lent_to"] == "n1"

@@ -550,10 +550,11 @@ def test_bytes_that_are_no_log(data: bytes, repository: BackupRepository):
         list(kept_entries(repository, [piece], 0))
 
 
-def test_a_new_name_is_one_that_no_backup_has_while_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_new_name_is_one_that_no_backup_has_while_there_is_room(
+    source: RocksNode, log: Log, telling: Telling, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    back_up(tmp_path / "repository", source, log, telling, "monday", 1)
     with opened(tmp_path / "repository", cluster=CLUSTER, writes=True) as repository:
-        repository.check_new_name("monday")
-        repository.write_manifest(BackupManifest(name="monday", created_at_ms=1, cluster=CLUSTER, shards=1, parts=()))
         repository.check_new_name("tuesday")
         with pytest.raises(BackupFailed, match="there is a backup 'monday' already"):
             repository.check_new_name("monday")
