@@ -424,7 +424,7 @@ def test_a_borrower_that_does_not_answer_has_the_time_of_a_session(
     calls.answer = Answer.SILENT
     ago_s = 0.0
     monotonic = time.monotonic
-    monkeypatch.setattr(leadership_module.time, "monotonic", lambda: monotonic() + ago_s)
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + ago_s)
     ago_s = SESSION_S - 1
     leadership._tell(LoansDue(now_s=0.0))
     assert leadership.roles(0)["lent_to"] == "n1"
