@@ -423,7 +423,8 @@ def test_a_borrower_that_does_not_answer_has_the_time_of_a_session(
     lend(leadership, loop)
     calls.answer = Answer.SILENT
     ago_s = 0.0
-    monkeypatch.setattr(leadership_module.time, "monotonic", lambda begun_s=time.monotonic(): begun_s + ago_s)
+    monotonic = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + ago_s)
     ago_s = SESSION_S - 1
     leadership._tell(LoansDue(now_s=0.0))
     assert leadership.roles(0)["lent_to"] == "n1"
