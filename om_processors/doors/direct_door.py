@@ -203,9 +203,9 @@ class DirectDoor:
         connection.tell_leaders(self.leaders_frame())
         connection.answer(shard, responses)
 
-    def look_up(self, reads: Sequence[tuple[DoorRead, Told]]) -> None:
-        """Answer lookups."""
-        self._lookups.ask(reads)
+    def look_up(self, connection: DoorConnection, reads: Sequence[tuple[DoorRead, Told]]) -> None:
+        """Answer lookups, unless their client has gone."""
+        self._lookups.ask(reads, lambda: connection.is_gone)
 
 
 def _frame_of(leaders: DoorLeaders) -> bytes:
