@@ -63,7 +63,7 @@ class RequestIntake:
         self._log = log
         self._backlog = backlog
         self._arrived: queue.SimpleQueue[Sequence[Received] | BaseException | None] = queue.SimpleQueue()
-        self._lanes = Lanes()
+        self._lanes = Lanes[Received]()
         self._put, self._taken = 0, 0
         """Requests that ever came by the direct door, and those of them that were taken from the queue."""
         self._read_taken = 0

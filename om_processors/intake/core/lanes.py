@@ -9,20 +9,29 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-
-from om_processors.intake.direct_calls import AnswerWay
-from om_processors.intake.gateway import Received
+from typing import Generic, Protocol, TypeVar
 
 TURN_REQUESTS = 16
 """Most requests that are taken from one lane while others wait."""
 
 
-class Lanes:
+class Waiting(Protocol):
+    """A request that waits."""
+
+    @property
+    def way(self) -> object | None:
+        """The connection by which it came; None: by the brokers."""
+
+
+Request = TypeVar("Request", bound=Waiting)
+
+
+class Lanes(Generic[Request]):
     """A queue with a lane for each way by which requests come; for one thread."""
 
     def __init__(self) -> None:
-        self._brokers: deque[Received] = deque()
-        self._direct: dict[AnswerWay, deque[Received]] = {}
+        self._brokers: deque[Request] = deque()
+        self._direct: dict[object, deque[Request]] = {}
         """Lanes of connections that have requests, the next one first."""
         self._lane = self._brokers
         self._left = 0
@@ -33,20 +42,20 @@ class Lanes:
         """Return how many requests wait."""
         return self._waiting
 
-    def extend(self, received: Iterable[Received]) -> None:
+    def extend(self, received: Iterable[Request]) -> None:
         """Put requests at the end of their lanes."""
         for one in received:
             self._lane_of(one.way).append(one)
             self._waiting += 1
 
-    def _lane_of(self, way: AnswerWay | None) -> deque[Received]:
+    def _lane_of(self, way: object | None) -> deque[Request]:
         if way is None:
             return self._brokers
         if (lane := self._direct.get(way)) is None:
             lane = self._direct[way] = deque()
         return lane
 
-    def take(self) -> Received:
+    def take(self) -> Request:
         """Take the next request; raises IndexError if none waits."""
         if not self._left or not self._lane:
             self._next_turn()
@@ -74,7 +83,7 @@ class Lanes:
             if lane:
                 self._direct[way] = lane
 
-    def take_surplus(self) -> Received:
+    def take_surplus(self) -> Request:
         """Take the oldest request of the longest lane; raises IndexError if none waits."""
         longest = max((self._brokers, *self._direct.values()), key=len)
         found = longest.popleft()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from om_processors.intake.core.lanes import TURN_REQUESTS, Lanes
+from om_processors.intake.direct_calls import AnswerWay
 from om_processors.intake.gateway import Received
 
 
@@ -25,12 +26,12 @@ def requests(count: int, way: Way | None = None) -> list[Received]:
     return [Received(offset=-1 if way else number, value=b"%d" % number, way=way) for number in range(count)]
 
 
-def taken(lanes: Lanes, count: int) -> list[Received]:
+def taken(lanes: Lanes[Received], count: int) -> list[Received]:
     return [lanes.take() for _ in range(count)]
 
 
 def test_a_flood_does_not_hold_up_another_client() -> None:
-    lanes, flood, other = Lanes(), Way(), Way()
+    lanes, flood, other = Lanes[Received](), Way(), Way()
     lanes.extend(requests(10_000, flood))
     taken(lanes, 100)
     lanes.extend(requests(1, other))
@@ -39,7 +40,7 @@ def test_a_flood_does_not_hold_up_another_client() -> None:
 
 
 def test_the_brokers_have_half_of_a_leader_that_is_asked_for_too_much() -> None:
-    lanes, ways = Lanes(), [Way() for _ in range(5)]
+    lanes, ways = Lanes[Received](), [Way() for _ in range(5)]
     lanes.extend(requests(10_000))
     for way in ways:
         lanes.extend(requests(10_000, way))
@@ -51,9 +52,9 @@ def test_the_brokers_have_half_of_a_leader_that_is_asked_for_too_much() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_each_lane_keeps_its_order_and_nothing_is_lost(seed: int) -> None:
     rng = random.Random(seed)
-    lanes, ways = Lanes(), [None, *(Way() for _ in range(4))]
-    put = dict.fromkeys(ways, 0)
-    seen: dict[Way | None, list[int]] = {way: [] for way in ways}
+    lanes, ways = Lanes[Received](), [None, *(Way() for _ in range(4))]
+    put: dict[AnswerWay | None, int] = dict.fromkeys(ways, 0)
+    seen: dict[AnswerWay | None, list[int]] = {way: [] for way in ways}
     for _ in range(2_000):
         if rng.random() < 0.3:
             way, count = rng.choice(ways), rng.randrange(1, 40)
@@ -62,12 +63,12 @@ def test_each_lane_keeps_its_order_and_nothing_is_lost(seed: int) -> None:
             put[way] += count
         elif lanes:
             one = lanes.take_surplus() if rng.random() < 0.2 else lanes.take()
-            seen[one.way].append(int(one.value))  # type: ignore[index]
+            seen[one.way].append(int(one.value))
         assert len(lanes) == sum(put.values()) - sum(map(len, seen.values()))
         assert len(lanes._direct) <= 5, "an empty lane does not stay"
     while lanes:
         one = lanes.take()
-        seen[one.way].append(int(one.value))  # type: ignore[index]
+        seen[one.way].append(int(one.value))
     assert seen == {way: list(range(count)) for way, count in put.items()}
     for take in (lanes.take, lanes.take_surplus):
         with pytest.raises(IndexError):
@@ -75,14 +76,14 @@ def test_each_lane_keeps_its_order_and_nothing_is_lost(seed: int) -> None:
 
 
 def test_the_longest_lane_is_refused_first() -> None:
-    lanes, flood, other = Lanes(), Way(), Way()
+    lanes, flood, other = Lanes[Received](), Way(), Way()
     lanes.extend([*requests(3, other), *requests(5), *requests(100, flood)])
     assert {lanes.take_surplus().way for _ in range(95)} == {flood}
     assert len(lanes) == 13
 
 
 def test_the_next_leader_reads_the_brokers_requests_again() -> None:
-    lanes, way = Lanes(), Way()
+    lanes, way = Lanes[Received](), Way()
     lanes.extend([*requests(7), *requests(3, way)])
     taken(lanes, 1)
     lanes.keep_direct()
