@@ -215,14 +215,14 @@ class DirectDoor:
         connection.answer(shard, responses)
 
     def look_up(self, connection: DoorConnection, reads: Sequence[tuple[DoorRead, Told]]) -> None:
-        """Answer lookups, by the rights that the connection's token has now."""
+        """Answer lookups, by the rights that the connection's token has now, unless their client has gone."""
         token = connection.token
         reader = None if self._identities is None or token is None else self._identities.of_token(token)
         if isinstance(reader, Denied):
             for _, told in reads:
                 told(refused(reader.status, reader.message))
             return
-        self._lookups.ask(reads, reader)
+        self._lookups.ask(reads, reader, lambda: connection.is_gone)
 
 
 def _frame_of(leaders: DoorLeaders) -> bytes:

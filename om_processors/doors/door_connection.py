@@ -13,14 +13,14 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
-from om_processors.doors.door_lookups import Told
+from om_processors.doors.door_lookups import Told, refused, weight_of
 from schemas.access.credentials import TokenName
 from schemas.access.signatures import Seal, seal_of
 from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.codecs.envelopes import enveloped_responses, requests_in
 from schemas.door.frames import BadDoorFrame, DoorFrame, DoorFrames, DoorKind, door_frame, key_and_request
 from schemas.door.talk import DoorRole, DoorState, DoorTalk, error_frame
-from schemas.records.door import DoorRead
+from schemas.records.door import DoorRead, DoorRows
 from schemas.result_codes import INVALID_REQUEST, OVERLOADED
 
 MAX_UNANSWERED = 10_000
@@ -146,13 +146,25 @@ class DoorConnection(asyncio.Protocol):
                     requests = requests_in(value)
                     self._submit(frame, requests, (seal.rest or None) if requests[-1:] == [value] else None, seal)
             case DoorKind.READ:
-                reads.append(self._read(decode_as(DoorRead, frame.payload), frame.number, len(frame.payload)))
+                self._look_up(frame, decode_as(DoorRead, frame.payload), reads)
 
-    def _read(self, read: DoorRead, number: int, size: int) -> tuple[DoorRead, Told]:
-        """Count a lookup until it is answered."""
-        self._unanswered += (keys := max(1, len(read.keys)))
-        self._unanswered_bytes += size
-        return read, lambda rows: self._answered(keys, door_frame(DoorKind.ROWS, encode(rows), number=number))
+    def _look_up(self, frame: DoorFrame, read: DoorRead, reads: list[tuple[DoorRead, Told]]) -> None:
+        """Have a lookup answered, unless too much came at once: reading stops only behind what has arrived."""
+        number, weight = frame.number, weight_of(read)
+        if self._unanswered > MAX_UNANSWERED:
+            what = f"{self._unanswered} keys and requests of this connection wait for answers"
+            self._send_rows(number, refused(OVERLOADED, what))
+            return
+        self._unanswered += weight
+        self._unanswered_bytes += len(frame.payload)
+
+        def told(rows: DoorRows) -> None:
+            self._count_down(weight)
+            self._send_rows(number, rows)
+            self._tell_held()
+            self._keep_pace()
+
+        reads.append((read, told))
 
     def _submit(self, frame: DoorFrame, requests: Sequence[bytes], key: bytes | None, seal: Seal | None = None) -> None:
         if frame.shard >= self._host.shards:
@@ -179,15 +191,21 @@ class DoorConnection(asyncio.Protocol):
             pass  # the loop is closed: the node stops, and the client asks another one
 
     def _answered(self, number: int, frames: bytes) -> None:
+        self._count_down(number)
+        self._send(frames)
+        self._flush()
+        self._tell_held()
+        self._keep_pace()
+
+    def _count_down(self, number: int) -> None:
         if self._unanswered > number:
             self._unanswered_bytes -= self._unanswered_bytes * number // self._unanswered
             self._unanswered -= number
         else:
             self._unanswered, self._unanswered_bytes = 0, 0
-        self._send(frames)
-        self._flush()
-        self._tell_held()
-        self._keep_pace()
+
+    def _send_rows(self, number: int, rows: DoorRows) -> None:
+        self._send(door_frame(DoorKind.ROWS, encode(rows), number=number))
 
     def tell_leaders(self, frame: bytes) -> None:
         """Send the frame that says who leads: one frame serves all connections."""
@@ -229,6 +247,11 @@ class DoorConnection(asyncio.Protocol):
         """How many bytes the node holds for the peer: half a frame, what is unanswered, what the peer does not read."""
         unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return len(self._frames) + self._unanswered_bytes + self._gathered_bytes + unsent
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing reaches the client any more."""
+        return self._transport is None or self._transport.is_closing()
 
     def _tell_held(self) -> None:
         if self._transport is not None:

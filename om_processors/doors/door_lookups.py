@@ -46,6 +46,14 @@ class _Lookup:
     read: DoorRead
     told: Told
     reader: Caller | None
+    """Whose rights are judged; None: they are not."""
+    is_gone: Callable[[], bool]
+    """Whether nobody waits for the answer any more."""
+
+
+def weight_of(read: DoorRead) -> int:
+    """Return what a lookup or a listing counts for: its keys."""
+    return max(1, len(read.keys), read.limit)
 
 
 def refused(status: str, message: str) -> DoorRows:
@@ -128,13 +136,19 @@ class DoorLookups:
         """Lookups that may be answered, behind others with many keys."""
         self._answering: asyncio.Task[None] | None = None
 
-    def ask(self, reads: Sequence[tuple[DoorRead, Told]], reader: Caller | None = None) -> None:
-        """Answer lookups of a ``reader`` that arrived together, each by its callback: now, or when its shard may be
-        read.
+    def ask(
+        self,
+        reads: Sequence[tuple[DoorRead, Told]],
+        reader: Caller | None = None,
+        is_gone: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Answer lookups of a ``reader`` that arrived together, each by its callback: now, or when its shard is ready.
+
+        Those that wait are dropped if ``is_gone`` says that their client has gone.
         """
         now: dict[int, list[_Lookup]] = {}
         for read, told in reads:
-            lookup = _Lookup(read, told, reader)
+            lookup = _Lookup(read, told, reader, is_gone)
             if (fault := self._fault_of(read)) is not None:
                 told(refused(INVALID_REQUEST, fault))
                 continue
@@ -210,10 +224,10 @@ class DoorLookups:
     def _answer_soon(self, shard: int, lookups: Sequence[_Lookup]) -> None:
         """Answer lookups that may be answered: those with the fewest keys now, the others behind those that wait."""
         at_once: list[_Lookup] = []
-        keys = 0
-        for one in sorted(lookups, key=lambda lookup: len(lookup.read.keys)):
-            keys += len(one.read.keys)
-            if keys <= AT_ONCE_KEYS:
+        weight = 0
+        for one in sorted(lookups, key=lambda lookup: weight_of(lookup.read)):
+            weight += weight_of(one.read)
+            if weight <= AT_ONCE_KEYS:
                 at_once.append(one)
             else:
                 self._slow.append((shard, one))
@@ -225,18 +239,20 @@ class DoorLookups:
     async def _answer_slow(self) -> None:
         try:
             while self._slow:
-                self._answer(*self._some_slow())
-                await asyncio.sleep(0)
+                shard, some = self._some_slow()
+                if wanted := [one for one in some if not one.is_gone()]:
+                    self._answer(shard, wanted)
+                    await asyncio.sleep(0)
         finally:
             self._answering = None
 
     def _some_slow(self) -> tuple[int, Sequence[_Lookup]]:
         """Take the next lookups of one shard, with at most AT_ONCE_KEYS keys together unless it is one lookup."""
         shard, first = self._slow.popleft()
-        some, keys = [first], len(first.read.keys)
+        some, weight = [first], weight_of(first.read)
         while self._slow and self._slow[0][0] == shard:
-            keys += len(self._slow[0][1].read.keys)
-            if keys > AT_ONCE_KEYS:
+            weight += weight_of(self._slow[0][1].read)
+            if weight > AT_ONCE_KEYS:
                 break
             some.append(self._slow.popleft()[1])
         return shard, some

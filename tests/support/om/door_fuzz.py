@@ -130,7 +130,7 @@ class Host:
             assert isinstance(admitted, Proposal | Reply)
             connection.answer(shard, [_answer()])
 
-    def look_up(self, reads: Any) -> None:
+    def look_up(self, _connection: Any, reads: Any) -> None:
         for read, told in reads:
             self.seen["lookup"] += 1
             assert isinstance(read, DoorRead)

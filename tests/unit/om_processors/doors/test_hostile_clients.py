@@ -143,6 +143,36 @@ def test_lookups_beyond_a_pause_share_snapshots(site: DoorSite, monkeypatch: pyt
     assert len(site.opened) <= 20
 
 
+def test_lookups_of_a_client_that_has_gone_are_not_answered(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(door_lookups, "AT_ONCE_KEYS", 10)
+    site.follow(1, "om2", "")
+    site.position.index = 0
+    read = DoorRead(consistency="session", index=9, volume="vol1", bucket="bucket1", keys=["k"] * 20)
+    with RawDoor(site.address) as door:
+        door.send(door_frame(DoorKind.READ, encode(read)) * 50)
+        wait_until(lambda: site.asked)
+    wait_until(lambda: site.door.connections == 0)
+    site.position.index = 9
+    with RawDoor(site.address) as door:
+        assert door.look_up("vol1", "bucket1", ["k"], "linearizable").status == "OK"
+    wait_until(lambda: site.lookups._answering is None)
+    assert len(site.opened) < 5, "a snapshot for the one that is there"
+
+
+def test_what_comes_beyond_the_limit_at_once_is_refused(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(door_connection, "MAX_UNANSWERED", 50)
+    with RawDoor(site.address) as door:
+        door.send(b"".join(reading(20, "linearizable", number) for number in range(1, 11)))
+        found = {}
+        for _ in range(10):
+            frame = door.hear(DoorKind.ROWS)
+            found[frame.number] = decode_as(DoorRows, frame.payload)
+    refusals = [rows.message for rows in found.values() if rows.status == "OVERLOADED"]
+    assert {rows.status for rows in found.values()} >= {"OK"}
+    assert all("keys and requests of this connection wait for answers" in message for message in refusals)
+    assert found[1].status == found[2].status == found[3].status == "OK"
+
+
 # -- connections that are cut ------------------------------------------------------------------------------------------
 
 
