@@ -246,16 +246,20 @@ class Pipelines:
         pipeline = self.table.member(replica.identity.shard)
         batch = outcome.record
         if isinstance(batch, Batch):
+            blocks: list[bytes] = []
             for operation in batch.operations:
-                self._observe(pipeline, operation)
+                if isinstance(operation, Merge) and operation.cf == BLOCK_TABLE:
+                    blocks.append(operation.key)
+                else:
+                    self._observe(pipeline, operation)
+            if blocks:
+                self.verifier.verify_all(pipeline, blocks)
         elif isinstance(batch, Barrier) and batch.scrub:
             self._scanned(pipeline, outcome.position)
         pipeline.on_applied()
 
     def _observe(self, pipeline: Pipeline, operation: Operation) -> None:
-        if isinstance(operation, Merge) and operation.cf == BLOCK_TABLE:
-            self.verifier.verify(pipeline, operation.key)
-        elif isinstance(operation, Put) and operation.cf == CONTAINER_TABLE:
+        if isinstance(operation, Put) and operation.cf == CONTAINER_TABLE:
             row = decode_as(ContainerRow, operation.value)
             if row.closed:
                 self.verifier.close_container(pipeline, row.container_id)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -234,11 +234,16 @@ class Pipeline:
         Called when no repair of the block is planned any more (``verifier``, rule 5): an older length does not make a
         damaged block healthy.
         """
+        self.on_all_verified([(key, length)])
+
+    def on_all_verified(self, blocks: Sequence[tuple[bytes, int]]) -> None:
+        """As :meth:`on_verified`, for blocks (key, length) that were found right together."""
         with self.changed:
-            self._verified[key] = max(length, self._verified.pop(key, 0))
+            for key, length in blocks:
+                self._verified[key] = max(length, self._verified.pop(key, 0))
+                self.unhealthy.pop(key, None)
             while len(self._verified) > MAX_VERIFIED:
                 self._verified.popitem(last=False)
-            self.unhealthy.pop(key, None)
             self.changed.notify_all()
 
     def on_failed(self, key: bytes, reason: str) -> None:

@@ -70,7 +70,7 @@ class SmallBlockExchange:
         self._limits = limits
         self._files = files
         self._pipelines = pipelines
-        self._peers = KeptPeers(own=name, cluster=cluster, timeout_s=limits.stall_timeout_s, tls=tls)
+        self._peers = KeptPeers(own=name, cluster=cluster, timeout_s=limits.exchange_timeout_s, tls=tls)
 
     def close(self) -> None:
         """Close the connections that are kept."""
@@ -113,7 +113,7 @@ class SmallBlockExchange:
 
     def _outcomes(self, call: PeerCall, below: Below) -> Sequence[BlockOutcome]:
         try:
-            answer = call.answer(patience_s(self._limits.stall_timeout_s, below.height))
+            answer = call.answer(patience_s(self._limits.exchange_timeout_s, below.height))
         except BlockError as error:
             raise child_error(below.datanode, error) from error
         return answer.outcomes if isinstance(answer, BlocksWritten) else ()

@@ -32,6 +32,10 @@ from schemas.stream_errors import BAD_FRAME, OVERLOADED, STOPPING, TIMED_OUT, UN
 MAX_IDLE = 16
 """Connections to one datanode that are kept open for later requests."""
 MAX_CONVERSATIONS = 256
+EXCHANGE_TIMEOUT_MS = 15_000
+"""How long small blocks may take that are written together; longer than datanodes wait for each other. Then they are
+written as streams.
+"""
 
 Answer = TypeVar("Answer")
 
@@ -140,7 +144,7 @@ class Datanodes:
         if connection.version < SMALL_BLOCKS_VERSION:
             raise connection.error(UNSUPPORTED_VERSION, f"it speaks version {connection.version}")
         connection.send_request(request)
-        answer = connection.answer(connection.receive_patiently(self.silence_ms))
+        answer = connection.answer(connection.receive_patiently(min(self.silence_ms, EXCHANGE_TIMEOUT_MS)))
         if not isinstance(answer, BlocksWritten):
             raise connection.error(BAD_FRAME, f"answered with a {type(answer).__name__}")
         self.give_back(connection)

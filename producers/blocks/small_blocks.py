@@ -41,7 +41,7 @@ LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class SmallWay:
     """How a block travels; blocks of one way go together."""
 
     partition: int
@@ -94,7 +94,7 @@ class SmallBlocks:
         block = WholeBlock(
             container_id=location.container_id, local_id=location.local_id, length=length, checksums=checksums
         )
-        way = Way(
+        way = SmallWay(
             partition=pipeline.partition, addresses=tuple((one.datanode, one.address) for one in pipeline.members),
             members=pipeline.members, rack=options.rack, topology=options.topology,
             watch_timeout_ms=options.watch_timeout_ms,
@@ -113,7 +113,7 @@ class SmallBlocks:
             except FutureTimeout:
                 still(f"block {location.container_id}/{location.local_id} is being written on {pipeline.pipeline}")
 
-    def _begin(self, way: Way, batch: Sequence[WaitingBlock]) -> bool:
+    def _begin(self, way: SmallWay, batch: Sequence[WaitingBlock]) -> bool:
         """Have a thread send a batch; return False if there is none any more: the client is being closed."""
         try:
             self._senders.submit(self._send_all, way, batch)
@@ -122,7 +122,7 @@ class SmallBlocks:
             return False
         return True
 
-    def _send_all(self, way: Way, batch: Sequence[WaitingBlock]) -> None:
+    def _send_all(self, way: SmallWay, batch: Sequence[WaitingBlock]) -> None:
         """Send a batch, and what has gathered behind it."""
         while batch:
             try:
@@ -137,14 +137,14 @@ class SmallBlocks:
                 self._batches.on_ended(way)
                 batch = self._batches.next_batch(way)
 
-    def _fail(self, way: Way, batch: Sequence[WaitingBlock]) -> None:
+    def _fail(self, way: SmallWay, batch: Sequence[WaitingBlock]) -> None:
         with self._lock:
             waiting = self._batches.on_failed(way, time.monotonic())
         for block in (*batch, *waiting):
             if not block.done.done():
                 block.done.set_result(None)
 
-    def _send(self, way: Way, batch: Sequence[WaitingBlock]) -> None:
+    def _send(self, way: SmallWay, batch: Sequence[WaitingBlock]) -> None:
         """Carry out one exchange; raises DatanodeError if it fails as a whole."""
         root = self._root(way)
         opening = OpenBlocks(
@@ -165,7 +165,7 @@ class SmallBlocks:
             self.written += good
             one.done.set_result(outcome.bcs_id if good else None)
 
-    def _root(self, way: Way) -> Member:
+    def _root(self, way: SmallWay) -> Member:
         members = nearest_first(random.sample(way.members, len(way.members)), way.rack)
         leader = self._leaders.get(way.partition, "")
         near = [member for member in members if member.rack == members[0].rack]
