@@ -14,6 +14,7 @@ from stratolog.commands.admin.digest_base import digest_base
 from stratolog.commands.admin.nodes import rebuild, start_node, stop_node
 from stratolog.commands.admin.secret import make_cluster_secret
 from stratolog.commands.brokers import kafka_user
+from stratolog.commands.certificates import certificate
 
 
 def register(app: typer.Typer) -> None:
@@ -35,4 +36,5 @@ def register(app: typer.Typer) -> None:
     trim.register(group)
     fleet.register(group)
     kafka_user.register(group)
+    certificate.register(group)
     app.add_typer(group, name="admin")
