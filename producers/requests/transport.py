@@ -34,6 +34,8 @@ logger = logging.getLogger("stratolog.client")
 
 ASK_S = 2.0
 """Time limit of one question to the brokers while connecting; the question is repeated."""
+GRACE_S = 2.0
+"""How long a client tries on whom the brokers refuse: they may learn of a new user a little later."""
 LOGIN_PAUSE_S = 1.0
 """The least time between two looks at the password's file, while brokers refuse the password."""
 RECEIVE_MESSAGES = 2000
@@ -61,7 +63,7 @@ class Transport:
         self._client_id = client_id
         self._brokers = connection(bootstrap_servers)
         self._troubles = ConnectionTroubles(bootstrap_servers, _log_connection_error)
-        self._logged_in_s = time.monotonic()
+        self._begun_s = self._logged_in_s = time.monotonic()
         deadline_s = time.monotonic() + connect_timeout_ms / 1000
         check_listening(self._brokers.servers, connect_timeout_ms / 1000)
         self._patience = SlowWait(f"connecting to {bootstrap_servers}")
@@ -83,19 +85,25 @@ class Transport:
     def _find_reply_topic(self, deadline_s: float) -> str:
         """Return the topic of this user's own responses if the brokers have one, else the topic that all share."""
         own = responses_topic(self._brokers.get(USERNAME)) if self._brokers.has_sasl else None
-        if own is None:
-            return OM_RESPONSES
-        while True:
+        last: object = "no answer"
+        while own is not None:
             try:
-                found = self._consumer.list_topics(own, timeout=min(_left_s(deadline_s), ASK_S)).topics[own]
+                topics = self._consumer.list_topics(timeout=min(_left_s(deadline_s), ASK_S)).topics
             except KafkaException as error:
+                last = error.args[0]
                 self._give_up_if_refused()
-                self._patience.still(error)
-                if time.monotonic() > deadline_s:
-                    raise self._not_connected(f"topic {own}: {error}") from error
-                time.sleep(0.1)
-                continue
-            return own if found.error is None and found.partitions else OM_RESPONSES
+            else:
+                # A broker names the topics that this user may use. It may learn of the user's rights a little later.
+                if found := [topic for topic in (own, OM_RESPONSES) if topic in topics]:
+                    return found[0]
+                last = f"{self._who()} may read neither {own} nor {OM_RESPONSES}"
+                if OM_REQUESTS in topics and time.monotonic() > self._begun_s + GRACE_S:
+                    raise self._not_connected(str(last))
+            self._patience.still(last)
+            if time.monotonic() > deadline_s:
+                raise self._not_connected(str(last))
+            time.sleep(0.1)
+        return OM_RESPONSES
 
     def _partitions(self, topic: str, deadline_s: float) -> int:
         """Return the number of partitions of a topic that exists."""
@@ -113,8 +121,9 @@ class Transport:
                 return len(metadata.partitions)
             # Some brokers may not know a topic yet that was made a moment ago.
             last = metadata.error
-            if metadata.error is not None and metadata.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                raise self._not_connected(f"topic {topic}: {self._who()} may not use it: {metadata.error.str()}")
+            is_forbidden = metadata.error is not None and metadata.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+            if is_forbidden and time.monotonic() > self._begun_s + GRACE_S:
+                raise self._not_connected(f"topic {topic}: {self._who()} may not use it: {last}")
             self._patience.still(f"topic {topic}: {last}")
             time.sleep(0.1)
         raise self._not_connected(f"topic {topic}: {last}")
@@ -141,7 +150,7 @@ class Transport:
     def _give_up_if_refused(self) -> None:
         """Raise NotConnected if waiting will not help: wrong credentials, or a certificate that is not trusted."""
         self._producer.poll(0)
-        if self._troubles.is_refused:
+        if self._troubles.is_refused and time.monotonic() > self._begun_s + GRACE_S:
             raise self._not_connected(f"{self._who()} was refused: {self._troubles}")
 
     def _not_connected(self, message: str) -> NotConnected:

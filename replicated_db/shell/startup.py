@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from replicated_db.core.applying.replica import Replica
@@ -69,6 +69,9 @@ def check_topics(
             except KafkaException as error:
                 if error.args[0].code() < 0:  # the client's own errors: nobody has answered
                     raise
+                if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    # A broker may learn of a right that was given a moment ago a little later.
+                    raise LogUnavailable(f"topic {name}: {error.args[0].str()}: this process may not use it") from error
                 raise WrongSetting(f"topic {name}: {error.args[0].str()}") from error
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in wanted]
         # librdkafka asks each broker for that broker's own settings, and takes one broker per call.

@@ -6,6 +6,7 @@ other principals are somebody else's, and stay.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from schemas.kafka.access import KafkaOperation, KafkaPrincipal, KafkaResource, 
 from stratolog.errors import Unavailable
 
 ADMIN_TIMEOUT_S = 30.0
+SETTLE_PAUSE_S = 0.1
 ANY_HOST = "*"
 _ANY: Any = None
 """What a filter says for any name and any host; the library's types do not know it."""
@@ -48,6 +50,12 @@ def ensure_access(admin: AdminClient, principals: Iterable[tuple[KafkaPrincipal,
         there = {binding for name in names for binding in _found(admin, _filter(name))}
         _create(admin, sorted(wanted - there, key=str))
         _delete(admin, sorted(there - wanted, key=str))
+        # The controller has them; the broker that is asked learns of them a little later.
+        deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
+        while {binding for name in names for binding in _found(admin, _filter(name))} != wanted:
+            if time.monotonic() > deadline_s:
+                raise Unavailable(f"the brokers do not apply the ACLs of {', '.join(names)}")
+            time.sleep(SETTLE_PAUSE_S)
     except KafkaException as error:
         raise Unavailable(f"the brokers' ACLs: {error.args[0].str()}") from error
     return len(wanted ^ there)

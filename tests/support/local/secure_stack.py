@@ -21,6 +21,7 @@ from stratolog.brokers.identities import authority_of, member_options, password_
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
 from stratolog.local import stack, state
+from stratolog.local.jars import default_cache_dir
 from stratolog.local.processes import free_ports
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +34,7 @@ def secure_settings(folder: Path, **more: Any) -> Settings:
     numbers = range(1, 4)
     return replace(
         Settings(
-            data_dir=folder, bootstrap_servers=f"127.0.0.1:{ports[0]}", shards=1, audit=False, ui=False, secure=True,
+            data_dir=folder, cache_dir=default_cache_dir(), bootstrap_servers=f"127.0.0.1:{ports[0]}", shards=1, audit=False, ui=False, secure=True,
             nodes=(NodeAddress(name="om1", host="127.0.0.1", port=ports[1]),),
             datanodes=tuple(
                 DatanodeAddress(name=f"dn{n}", host="127.0.0.1", port=ports[2 * n], http_port=ports[2 * n + 1])
