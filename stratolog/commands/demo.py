@@ -21,6 +21,7 @@ import typer
 
 from producers.bulk.ingest import MAX_IN_FLIGHT, IngestSummary
 from producers.bulk.tree_layout import TreeLayout
+from schemas.security.tls import scheme_of
 from spark_streaming.verdicts.core.words import INCREMENTAL, SCRUBBED
 from stratolog.cluster import checks
 from stratolog.cluster.checks import ReplicaStanding
@@ -273,7 +274,9 @@ def _say_how_to_reach(settings: Settings) -> None:
     ):
         _note(f"{what}: {_command(settings, arguments)}")
     if (address := _dashboard_of(settings)) is not None:
-        _note(f"see it in a browser: http://{address}/ (with a link that may start drills: {_command(settings, 'ui')})")
+        _note(
+            f"see it in a browser: {scheme_of(settings.tls())}://{address}/ (with a link that may start drills: {_command(settings, 'ui')})"
+        )
 
 
 def _dashboard_of(settings: Settings) -> str | None:

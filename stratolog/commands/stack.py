@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from schemas.security.tls import scheme_of
 from stratolog.cluster.installs import installing, installs_in, installs_on_datanodes
 from stratolog.cluster.rolling_scrubs import rolling_scrubs_in
 from stratolog.commands.common.invocation import JsonOption, connected_settings_of, settings_of
@@ -139,7 +140,7 @@ def _show(settings: Settings, as_json: bool) -> bool:
     if as_json:
         print_json(found)
     else:
-        _print(found)
+        _print(found, scheme_of(settings.tls()))
     return all(member["running"] for member in found["members"]) and all(found["nodes"].values())
 
 
@@ -189,7 +190,7 @@ def _fleet(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(found: dict[str, Any], scheme: str) -> None:
     rows = [
         (
             member["name"], member["address"] or None, member["pid"], "running" if member["running"] else "stopped",
@@ -229,7 +230,7 @@ def _print(found: dict[str, Any]) -> None:
     for member in found["members"]:
         if member["kind"] == state.UI and member["running"]:
             console.print(
-                f"dashboard: http://{member['address']}/ ('stratolog ui' prints a link to start drills)",
+                f"dashboard: {scheme}://{member['address']}/ ('stratolog ui' prints a link to start drills)",
                 markup=False,
                 highlight=False,
                 soft_wrap=True,

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from schemas.security.tls import scheme_of
 from stratolog.brokers.identities import authority_of, broker_identities
 from stratolog.configuration.cluster_secret import make_secret
 from stratolog.configuration.settings import Settings
@@ -293,7 +294,7 @@ class _Start:
     def _start_ui(self) -> None:
         """Start the dashboard at its port, or at a free one. Nobody waits for it: nothing depends on it."""
         port = UI_PORT if is_port_free(UI_PORT) else free_ports(1)[0]
-        self._report(f"the dashboard, http://127.0.0.1:{port}/")
+        self._report(f"the dashboard, {scheme_of(self._settings.tls())}://127.0.0.1:{port}/")
         self._add(spawn_ui(self._settings, port, detached=self._detached))
 
     def _await_audit(self) -> None:

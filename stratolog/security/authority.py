@@ -36,7 +36,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes, PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from schemas.security.certificates import ORGANIZATION, PeerIdentity
+from schemas.security.certificates import ORGANIZATION, PeerIdentity, Role
 from stratolog.errors import UsageError
 from stratolog.security.core.renewal import AUTHORITY_DAYS, CERTIFICATE_DAYS, Held, is_due, reason_to_renew, validity
 from stratolog.security.private_files import make_private, make_private_folder, read_private, write_private
@@ -90,6 +90,21 @@ class Authority:
             certificate = self._sign(subject, key.public_key(), names, now_s)
             write_private(path, _key_pem(key) + certificate.public_bytes(serialization.Encoding.PEM))
         return Issued(path=path, reason=reason)
+
+    def holders(self) -> list[tuple[PeerIdentity, frozenset[str]]]:
+        """Return who has a certificate of this authority, and for which hosts; files that are none are left out."""
+        found = []
+        for path in sorted((self._folder / CERTIFICATES).glob("*.pem")):
+            try:
+                certificate = _parse(read_private(path) or b"")[1]
+                names = {one.oid: str(one.value) for one in certificate.subject}
+                role, name = Role(names[NameOID.ORGANIZATIONAL_UNIT_NAME]), names[NameOID.COMMON_NAME]
+                holder = PeerIdentity(name=name, role=role)
+            except (ValueError, KeyError):
+                continue
+            if path == self.holder_file(holder):
+                found.append((holder, _hosts_of(certificate)))
+        return found
 
     def is_due(self, now_s: int) -> bool:
         """Say whether the authority's own certificate has less than a third of its time left."""

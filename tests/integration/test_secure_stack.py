@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -10,13 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import NewTopic
 
+from om_processors.fleet.datanode_client import DatanodeFailed, ask
 from producers import Client
 from producers.errors import NotConnected
-from schemas.security.certificates import Role
+from schemas.records.datanode import ClosePipeline
+from schemas.security.certificates import PeerIdentity, Role
+from schemas.security.tls import ProcessTls, TlsFiles
 from spark_streaming.verdicts.core.words import EQUAL
 from stratolog.brokers.access_rules import are_acls_kept
 from stratolog.brokers.admission import admin_of
@@ -24,7 +30,7 @@ from stratolog.brokers.identities import member_options
 from stratolog.brokers.kafka_users import users
 from stratolog.cluster.verdicts import VerdictReader
 from stratolog.errors import UsageError
-from stratolog.local import stack
+from stratolog.local import stack, state
 from stratolog.security.authority import open_authority
 from tests.support.local.secure_stack import SecureStack, read_error, write_error
 
@@ -46,7 +52,7 @@ def code_of(error: KafkaError | None) -> int | None:
 
 
 def test_a_user_writes_a_key_and_reads_it(secure):
-    with Client(secure.servers, kafka=secure.user("alice"), deadline_ms=60_000) as client:
+    with Client(secure.servers, kafka=secure.user("alice"), tls=secure.tls("alice"), deadline_ms=60_000) as client:
         client.create_volume("vol1")
         client.create_bucket("vol1", "bucket1")
         for name, size in (("small", 100), ("large", 300_000)):
@@ -165,7 +171,8 @@ def test_no_secret_is_anywhere_but_in_its_file(secure):
             except OSError:
                 continue
             assert not [one for one in secrets if one.encode() in content], f"{process}/{what}"
-    metrics = httpx.get(f"http://{secure.settings.nodes[0].address}/metrics", trust_env=False)
+    verify = ProcessTls(secure.tls("prometheus")).client()
+    metrics = httpx.get(f"https://{secure.settings.nodes[0].address}/metrics", trust_env=False, verify=verify)
     assert metrics.status_code == 200
     assert not [one for one in secrets if one in metrics.text + done.stdout + done.stderr]
     for path in own:
@@ -176,13 +183,116 @@ def test_a_removed_user_is_refused(secure):
     assert secure.stratolog("admin", "kafka-user", "add", "dave").returncode == 0
     kept = secure.password_file("dave").read_text()
     dave = secure.user("dave")
-    with Client(secure.servers, kafka=dave) as client:
+    with Client(secure.servers, kafka=dave, tls=secure.tls("dave")) as client:
         client.create_volume("volume-of-dave")
     assert secure.stratolog("admin", "kafka-user", "remove", "dave").returncode == 0
     assert not secure.password_file("dave").exists()
     secure.password_file("dave").write_text(kept)
     secure.password_file("dave").chmod(0o600)
     assert "user 'dave' was refused" in refusal(secure.servers, dict(dave))
+
+
+def test_a_user_reaches_nodes_and_datanodes_in_tls_alone(secure):
+    nodes = [node.address for node in secure.settings.nodes]
+    with Client(nodes=nodes, tls=secure.tls("alice"), deadline_ms=60_000) as client:
+        client.create_volume("straight")
+        client.create_bucket("straight", "bucket1")
+        content = os.urandom(400_000)
+        with client.open("/straight/bucket1/key", "wb") as file:
+            file.write(content)
+        with client.open("/straight/bucket1/key") as file:
+            assert file.read() == content
+    with pytest.raises(NotConnected):
+        Client(nodes=nodes, connect_timeout_ms=2_000)
+    nobody = TlsFiles(ca=secure.authority.ca_file)
+    with pytest.raises(NotConnected, match="HTTP 403"):
+        Client(nodes=nodes, tls=nobody, connect_timeout_ms=3_000)
+
+
+def test_datanodes_are_administered_by_nodes_alone(secure):
+    datanode = secure.settings.datanodes[0]
+    close = ClosePipeline(partition=0, generation=1)
+    for name, role in (("alice", Role.CLIENT), ("dn2", Role.DATANODE), ("operator", Role.ADMIN)):
+        tls = ProcessTls(secure.tls(name, role))
+        with pytest.raises(DatanodeFailed, match="PERMISSION_DENIED"):
+            ask(datanode.address, close, own=name, cluster=secure.settings.cluster, datanode="dn1", tls=tls)
+    with pytest.raises(DatanodeFailed, match=r"(?i)ssl|reset|closed"):
+        ask(datanode.address, close, own="om1", cluster=secure.settings.cluster)
+
+
+def listening(secure: SecureStack) -> list[tuple[str, str, int]]:
+    """Return member, address and port of every socket that a process of the stack, or a child of it, listens on."""
+    found = state.read_state(secure.settings.data_dir)
+    assert found is not None
+    ports = []
+    for member in found.members:
+        process = psutil.Process(member.process.pid)
+        for one in (process, *process.children(recursive=True)):
+            ports += [(member.name, each.laddr.ip, each.laddr.port) for each in one.net_connections("tcp")
+                      if each.status == psutil.CONN_LISTEN]  # fmt: skip
+    return ports
+
+
+def said(sock: socket.socket) -> bytes:
+    """Return what a peer says to a stranger's question, until it is silent or gone."""
+    sock.settimeout(2)
+    heard = b""
+    try:
+        sock.sendall(b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        while piece := sock.recv(65536):
+            heard += piece
+    except OSError:
+        pass
+    return heard
+
+
+def test_every_port_refuses_a_stranger(secure):
+    context = ssl.create_default_context(cafile=secure.authority.ca_file)
+    ports = listening(secure)
+    assert {name for name, _, _ in ports} == {"broker-1", "om1", "dn1", "dn2", "dn3"}
+    assert len(ports) >= 10
+    for name, host, port in ports:
+        reached = "127.0.0.1" if host in ("0.0.0.0", "::") else host.removeprefix("::ffff:")
+        with socket.create_connection((reached, port), 5) as sock:
+            plain = said(sock)
+        # No answer of HTTP, no HELLO of a datanode: an alert of TLS, or nothing.
+        assert len(plain) <= 7, (name, port, plain)
+        with socket.create_connection((reached, port), 5) as sock:
+            try:
+                with context.wrap_socket(sock, server_hostname="127.0.0.1") as tls:
+                    heard = said(tls)
+            except OSError:
+                heard = b""
+        assert not heard or heard.startswith(b"HTTP/1.1 403"), (name, port, heard[:200])
+
+
+def test_certificates_are_renewed_while_requests_go_on(secure):
+    """Another host in a certificate has it made anew; connections from then on show it, and nothing is refused."""
+    address = secure.settings.nodes[0].address
+    host, _, port = address.partition(":")
+
+    def end_of_certificate(at: int) -> object:
+        context = ProcessTls(secure.tls("alice")).client()
+        with socket.create_connection((host, at), 5) as sock, context.wrap_socket(sock, server_hostname=host) as tls:
+            shown = tls.getpeercert()
+            assert shown is not None
+            return shown["serialNumber"]
+
+    ports = [int(port), secure.settings.datanodes[0].port, secure.settings.datanodes[0].http_port]
+    before = [end_of_certificate(one) for one in ports]
+    with Client(secure.servers, kafka=secure.user("alice"), tls=secure.tls("alice"), deadline_ms=60_000) as client:
+        client.create_volume("renewed")
+        client.create_bucket("renewed", "bucket1")
+        for number, holder in enumerate([("om1", Role.OM), *((f"dn{n}", Role.DATANODE) for n in (1, 2, 3))]):
+            made = secure.authority.certify(
+                PeerIdentity(name=holder[0], role=holder[1]), [f"renewed-{number}.example"], now_s=int(time.time())
+            )
+            assert made.reason is not None
+            with client.open(f"/renewed/bucket1/{number}", "wb") as file:
+                file.write(os.urandom(200_000))
+            assert client.key_info("renewed", "bucket1", str(number)).info.size == 200_000
+    after = [end_of_certificate(one) for one in ports]
+    assert not set(before) & set(after)
 
 
 @pytest.mark.slow
@@ -202,7 +312,7 @@ def test_a_password_is_changed_under_load_and_the_broker_restarts(secure):
                 failures.append(error)
                 return
 
-    with Client(secure.servers, kafka=secure.user("bob"), deadline_ms=120_000) as client:
+    with Client(secure.servers, kafka=secure.user("bob"), tls=secure.tls("bob"), deadline_ms=120_000) as client:
         thread = threading.Thread(target=load, args=(client,))
         thread.start()
         old = secure.password_file("bob").read_text()

@@ -12,7 +12,8 @@ resolves to the node's address (DNS rebinding). Rules, for every path:
    paths that change nothing of its data (``open_posts``).
 4. On a TLS server (``secure``) nobody is anonymous: a request needs a certificate of the cluster's authority, or the
    header Authorization, whatever its method (decision 0073). A certificate of ``ADMINISTRATORS`` is as good as the
-   secret; any other may do what rule 3 leaves open.
+   secret; any other may do what rule 3 leaves open. Where users sign their calls (``signed``), a call of another scheme
+   of Authorization passes: it is judged behind this guard.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from typing import Any
 
 from aiohttp import web
 
-from schemas.privilege import AUTHORIZATION, ClusterSecret
+from schemas.privilege import AUTHORIZATION, SCHEME, ClusterSecret
 from schemas.result_codes import PERMISSION_DENIED
 from schemas.security.certificates import ADMINISTRATORS, PeerIdentity, WrongPeer, identity_of
 
 ANY_HOST = "*"
+CALLER = "stratolog.caller"
+"""Under this name a request that passed has the PeerIdentity of its caller's certificate, None without one."""
 OPEN_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 FOREIGN_SITES = frozenset({"cross-site", "same-site"})
 """``Sec-Fetch-Site`` of requests that a page of another origin makes."""
@@ -45,9 +48,11 @@ class HttpGuard:
 
     def __init__(
         self, secret: ClusterSecret | None, hosts: Collection[str] = (), open_posts: re.Pattern[str] | None = None,
-        *, secure: bool = False,
+        *, secure: bool = False, signed: bool = False,
     ) -> None:  # fmt: skip
+        """``secure``: the server speaks TLS. ``signed``: behind this guard another one judges signatures of users."""
         self._secure = secure
+        self._signed = signed
         self._secret = secret
         self._open_posts = (READ_INDEX,) if open_posts is None else (READ_INDEX, open_posts)
         self._hosts = frozenset(host.lower() for host in (*hosts, socket.gethostname()))
@@ -84,6 +89,8 @@ class HttpGuard:
         given = headers.get(AUTHORIZATION)
         if self._secret.authorizes(given, method, host, target):
             return None
+        if is_open and self._signed and given is not None and not given.startswith(f"{SCHEME} "):
+            return None
         what = "has no" if given is None else "has a wrong"
         if is_open:
             return (
@@ -112,7 +119,8 @@ class HttpGuard:
             if len(headers.getall("Host", [])) > 1 or len(headers.getall("Origin", [])) > 1:
                 refusal: str | None = "a request names one host, and one origin"
             else:
-                refusal = self.refusal(request.method, request.raw_path, headers, _caller(request))
+                caller = request[CALLER] = _caller(request)
+                refusal = self.refusal(request.method, request.raw_path, headers, caller)
             if refusal is not None:
                 return web.json_response({"error": PERMISSION_DENIED, "message": refusal}, status=403)
             return await handler(request)

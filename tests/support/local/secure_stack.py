@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 
 from schemas.kafka.client_settings import client_settings
 from schemas.kafka.connection import KafkaConnection, connection
-from schemas.security.certificates import Role
+from schemas.security.certificates import PeerIdentity, Role
+from schemas.security.tls import TlsFiles
 from stratolog.brokers.identities import authority_of, member_options, password_file
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
@@ -91,6 +93,11 @@ class SecureStack:
 
     def password_file(self, name: str) -> Path:
         return password_file(self.settings.data_dir, name)
+
+    def tls(self, name: str, role: Role = Role.CLIENT) -> TlsFiles:
+        """Return the files by which somebody proves himself to nodes and datanodes."""
+        issued = self.authority.certify(PeerIdentity(name=name, role=role), now_s=int(time.time()))
+        return TlsFiles(ca=self.authority.ca_file, certificate=issued.path)
 
     @property
     def authority(self):

@@ -185,3 +185,17 @@ def test_an_expected_peer_has_a_role_and_a_name():
 def test_a_name_that_could_be_read_otherwise_is_refused(name: str):
     with pytest.raises(ValueError, match="a certified name has"):
         PeerIdentity(name=name, role=Role.CLIENT)
+
+
+def test_holders_are_those_whose_file_has_their_name(tmp_path: Path):
+    made = authority(tmp_path / "a")
+    made.certify(OM1, ["om.example"], now_s=NOW_S)
+    other = made.certify(PeerIdentity(name="dn1", role=Role.DATANODE), now_s=NOW_S).path
+    (tmp_path / "a/certificates/om-om7.pem").write_bytes(other.read_bytes())
+    (tmp_path / "a/certificates/om-om8.pem").write_bytes(b"nothing")
+    for path in (tmp_path / "a/certificates").iterdir():
+        path.chmod(0o600)
+    found = dict(made.holders())
+    assert set(found) == {OM1, PeerIdentity(name="dn1", role=Role.DATANODE)}
+    assert "om.example" in found[OM1]
+    assert [made.certify(holder, hosts, now_s=NOW_S).reason for holder, hosts in made.holders()] == [None, None]
