@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,15 @@ import httpx
 import pytest
 from confluent_kafka import Producer
 
-from producers import Client, NotFound, RequestFailed
+from producers import Client, RequestFailed
 from producers.errors import StratologError
 from producers.reads.call_signer import CallSigner
 from schemas.access.credentials import Credentials, TokenName, client_prefix, credentials_of, operator_credentials
 from schemas.access.signatures import sealed_key
-from schemas.codecs.codec import decode_as, encode
+from schemas.codecs.codec import encode
 from schemas.codecs.envelopes import enveloped_requests
 from schemas.records.identity import CreateUser, RemoveUser, RotateUser
-from schemas.records.messages import CreateVolume, Finalize, PutKey, Request, SetRequestMode
+from schemas.records.messages import PutKey, Request, SetRequestMode
 from schemas.topics import OM_REQUESTS
 from tests.support.local.stack import TestStack
 
@@ -47,11 +46,18 @@ def operator(stack: TestStack) -> Iterator[Client]:
 
 def signed(stack: TestStack, credentials: Credentials | None, **options: Any) -> Client:
     urls = [f"http://{node.address}" for node in stack.settings.nodes]
-    return Client(stack.settings.bootstrap_servers, read_from=urls, credentials=credentials, deadline_ms=20_000, **options)
+    return Client(
+        stack.settings.bootstrap_servers, read_from=urls, credentials=credentials, deadline_ms=20_000, **options
+    )
 
 
 def direct(stack: TestStack, credentials: Credentials | None) -> Client:
-    return Client(nodes=[node.address for node in stack.settings.nodes], credentials=credentials, deadline_ms=20_000, connect_timeout_ms=5_000)
+    return Client(
+        nodes=[node.address for node in stack.settings.nodes],
+        credentials=credentials,
+        deadline_ms=20_000,
+        connect_timeout_ms=5_000,
+    )
 
 
 def user(stack: TestStack, operator: Client, name: str, *groups: str) -> Credentials:
@@ -84,7 +90,9 @@ def denied(act: Callable[[], Any]) -> str:
     return str(caught.value)
 
 
-def test_a_user_acts_by_both_doors_and_nobody_else_does(stack: TestStack, owned: str, alice: Credentials, bob: Credentials) -> None:
+def test_a_user_acts_by_both_doors_and_nobody_else_does(
+    stack: TestStack, owned: str, alice: Credentials, bob: Credentials
+) -> None:
     for open_client in (signed, direct):
         with open_client(stack, alice) as mine, open_client(stack, bob) as theirs:
             mine.put_key(owned, "bucket", "mine", b"words")
@@ -93,24 +101,26 @@ def test_a_user_acts_by_both_doors_and_nobody_else_does(stack: TestStack, owned:
                 assert file.read() == b"words"
             assert [one.key for one in mine.list_keys(owned, "bucket")] == ["k", "mine"]
             for act in (
-                lambda: theirs.put_key(owned, "bucket", "mine", b"other words"),  # noqa: B023 - run within the loop
-                lambda: theirs.delete_key(owned, "bucket", "mine"),  # noqa: B023
-                lambda: theirs.key_info(owned, "bucket", "mine"),  # noqa: B023
-                lambda: theirs.bucket_info(owned, "bucket"),  # noqa: B023
-                lambda: list(theirs.list_keys(owned, "bucket")),  # noqa: B023
-                lambda: list(theirs.list_buckets(owned)),  # noqa: B023
-                lambda: theirs.volume_info(owned),  # noqa: B023
-                lambda: theirs.get_acl(owned, "bucket"),  # noqa: B023
-                lambda: theirs.add_acl(owned, "bucket", acls=["user:bob:a"]),  # noqa: B023
-                lambda: theirs.create_volume("bobs"),  # noqa: B023
-                lambda: theirs.call(CreateUser(user="mallory", administrator=True)),  # noqa: B023
+                lambda: theirs.put_key(owned, "bucket", "mine", b"other words"),
+                lambda: theirs.delete_key(owned, "bucket", "mine"),
+                lambda: theirs.key_info(owned, "bucket", "mine"),
+                lambda: theirs.bucket_info(owned, "bucket"),
+                lambda: list(theirs.list_keys(owned, "bucket")),
+                lambda: list(theirs.list_buckets(owned)),
+                lambda: theirs.volume_info(owned),
+                lambda: theirs.get_acl(owned, "bucket"),
+                lambda: theirs.add_acl(owned, "bucket", acls=["user:bob:a"]),
+                lambda: theirs.create_volume("bobs"),
+                lambda: theirs.call(CreateUser(user="mallory", administrator=True)),
             ):
                 assert "bob" in denied(act)
             assert [one.volume for one in theirs.list_volumes()] == []
             assert [one.volume for one in mine.list_volumes()] == [owned]
 
 
-def test_rights_are_given_and_taken(stack: TestStack, owned: str, operator: Client, alice: Credentials, bob: Credentials) -> None:
+def test_rights_are_given_and_taken(
+    stack: TestStack, owned: str, operator: Client, alice: Credentials, bob: Credentials
+) -> None:
     with signed(stack, alice) as mine, signed(stack, bob) as theirs, direct(stack, bob) as straight:
         operator.add_acl(owned, acls=["group:staff:r"])
         mine.add_acl(owned, "bucket", acls=["user:bob:rl"])
@@ -132,7 +142,9 @@ def test_rights_are_given_and_taken(stack: TestStack, owned: str, operator: Clie
         mine.delete_snapshot(owned, "bucket", snapshot)
 
 
-def test_forged_requests_have_no_effect(stack: TestStack, operator: Client, alice: Credentials, bob: Credentials, owned: str) -> None:
+def test_forged_requests_have_no_effect(
+    stack: TestStack, operator: Client, alice: Credentials, bob: Credentials, owned: str
+) -> None:
     """Written straight to the topic: without a signature, with another's, with a changed byte, in a foreign envelope."""
 
     def request(caller: str, call_id: int) -> bytes:
@@ -187,7 +199,14 @@ def test_unsigned_clients_and_calls_are_refused(stack: TestStack, owned: str) ->
         denied(lambda: list(nobody.list_volumes()))
     with pytest.raises(StratologError):
         direct(stack, None).close()
-    for path in ("/v1/volumes", "/v1/users", "/v1/shards/0/rows?cf=keyTable&bucket=1", "/v1/shards/0/digest", "/v1/shards/0/checkpoint", "/v1/door"):
+    for path in (
+        "/v1/volumes",
+        "/v1/users",
+        "/v1/shards/0/rows?cf=keyTable&bucket=1",
+        "/v1/shards/0/digest",
+        "/v1/shards/0/checkpoint",
+        "/v1/door",
+    ):
         answer = httpx.get(f"http://{stack.address('om1')}{path}", trust_env=False)
         assert answer.status_code == 403, path
     for path in ("/health", "/status", "/metrics"):
@@ -211,7 +230,9 @@ def test_delegation_tokens(stack: TestStack, owned: str, alice: Credentials, bob
             denied(worker.get_delegation_token)
             theirs.renew_delegation_token(token)
             theirs.cancel_delegation_token(token)
-            stack.wait("the token is refused", lambda: is_denied(lambda: worker.put_key(owned, "bucket", "by-token", b"y")))
+            stack.wait(
+                "the token is refused", lambda: is_denied(lambda: worker.put_key(owned, "bucket", "by-token", b"y"))
+            )
             stack.wait("reads by it, too", lambda: is_denied(lambda: straight.key_info(owned, "bucket", "by-token")))
 
 
@@ -273,7 +294,9 @@ def test_rotation_under_load_refuses_nothing(stack: TestStack, operator: Client,
     assert done[0] > 20
 
 
-def test_late_validation_judges_likewise(stack: TestStack, operator: Client, owned: str, alice: Credentials, bob: Credentials) -> None:
+def test_late_validation_judges_likewise(
+    stack: TestStack, operator: Client, owned: str, alice: Credentials, bob: Credentials
+) -> None:
     for shard in range(SHARDS):
         operator.call(SetRequestMode(shard=shard, request_type="PutKey", mode="late"))
     try:
@@ -287,19 +310,25 @@ def test_late_validation_judges_likewise(stack: TestStack, operator: Client, own
     stack.wait_converged()
     auth = stack.settings.secret().sign
     digests = {
-        httpx.get(f"http://{stack.address(node)}/v1/shards/{_shard_of(owned)}/digest?scrub=true", auth=auth, trust_env=False).json()["digest"]
+        httpx.get(
+            f"http://{stack.address(node)}/v1/shards/{_shard_of(owned)}/digest?scrub=true", auth=auth, trust_env=False
+        ).json()["digest"]
         for node in stack.nodes
     }
     assert len(digests) == 1
 
 
-def test_the_command_makes_users_and_changes_lists(stack: TestStack, operator: Client, owned: str, tmp_path: Path) -> None:
+def test_the_command_makes_users_and_changes_lists(
+    stack: TestStack, operator: Client, owned: str, tmp_path: Path
+) -> None:
     del operator
 
     def run(*words: str, file: Path | None = None, code: int = 0) -> str:
         more = {} if file is None else {"STRATOLOG_CREDENTIALS_FILE": str(file)}
         command = [sys.executable, "-m", "stratolog", "--config", str(stack.settings_file), *words]
-        found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=60, env=_environment() | more)
+        found = subprocess.run(
+            command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=60, env=_environment() | more
+        )
         assert found.returncode == code, found.stderr + found.stdout
         return found.stdout + found.stderr
 

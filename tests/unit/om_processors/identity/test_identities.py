@@ -93,7 +93,9 @@ def site() -> Site:
 def test_a_signed_request_is_taken_with_what_is_known_of_its_user(site: Site):
     found = site.admit(site.ann, site.request("ann"))
     assert isinstance(found, Proposal)
-    assert found.standing == ProvenCaller(administrator=False, groups=["staff"], generation=site.ann.name.generation, token=0)
+    assert found.standing == ProvenCaller(
+        administrator=False, groups=["staff"], generation=site.ann.name.generation, token=0
+    )
 
 
 def test_all_requests_of_an_envelope_share_its_signature(site: Site):
@@ -212,12 +214,22 @@ def test_a_flagged_or_closed_replica_is_not_believed(site: Site):
 # ---- calls of HTTP
 
 
-def judged(site: Site, authorization: str | None, *, method: str = "GET", path: str = "/v1/volumes", query: str = "?limit=1") -> Any:
+def judged(
+    site: Site, authorization: str | None, *, method: str = "GET", path: str = "/v1/volumes", query: str = "?limit=1"
+) -> Any:
     headers = {"Host": "om1:9871"} | ({} if authorization is None else {"Authorization": authorization})
     return ReaderGuard(SECRET, site.identities).judge(method, path, path + query, headers)
 
 
-def signed(site: Site, who: Credentials, *, method: str = "GET", path: str = "/v1/volumes", query: str = "?limit=1", ahead_ms: int = 0) -> str:
+def signed(
+    site: Site,
+    who: Credentials,
+    *,
+    method: str = "GET",
+    path: str = "/v1/volumes",
+    query: str = "?limit=1",
+    ahead_ms: int = 0,
+) -> str:
     return user_authorization(who, method, "om1:9871", path + query, site.world.clock.now_ms + ahead_ms)
 
 

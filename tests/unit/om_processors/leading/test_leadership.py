@@ -28,6 +28,7 @@ from schemas.topics import OM_REQUESTS
 from stratolog.local.processes import wait_until
 
 DEADLINE_S = 30.0
+from tests.support.local.secret import SECRET
 
 
 class Loop:
@@ -97,8 +98,9 @@ def loop() -> Loop:
 @pytest.fixture
 def leadership(loop: Loop) -> Iterator[Leadership]:
     config: Any = SimpleNamespace(
-        node="n2", replicas=("n1", "n2"), watchdog_ms=10_000, session_timeout_ms=6_000, bootstrap_servers="127.0.0.1:1"
-    )
+        node="n2", replicas=("n1", "n2"), watchdog_ms=10_000, session_timeout_ms=6_000, bootstrap_servers="127.0.0.1:1",
+        secret=SECRET,
+    )  # fmt: skip
     errors: list[BaseException] = []
     loops: Any = {0: loop}
     found = Leadership(config, loops, lambda: 0.0, lambda *_, **__: None, errors.append)

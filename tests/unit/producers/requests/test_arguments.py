@@ -15,9 +15,9 @@ from producers.requests.arguments import MAX_LONG
 from producers.requests.core.calls import Policy
 from producers.requests.engine import RequestEngine, RequestSettings, make_settings
 from schemas import result_codes
+from schemas.access.credentials import Credentials
 from schemas.records.log import FORCED
 from schemas.records.messages import CreateVolume, DeleteVolume, Response
-from schemas.access.credentials import Credentials
 from schemas.records.rows import BlockLocation
 from tests.support.sdk.memory import MemoryCluster, MemoryConnection, client_to
 
