@@ -26,7 +26,7 @@ from stratolog.cluster.core.findings import Finding
 from stratolog.cluster.verdicts import Latest, VerdictReader, VerdictSubject
 from stratolog.configuration.settings import Settings
 from stratolog.local.processes import wait_until
-from stratolog.nodes.answers import node_statuses
+from stratolog.nodes.answers import node_statuses, signer
 from stratolog.nodes.core.leaders import leader_of, views_in
 
 SCAN_TIMEOUT_S = 300.0
@@ -153,7 +153,7 @@ def json_digest(part: Json) -> tuple[tuple[int, int], ...]:
 
 def _digest(address: str, shard: int) -> Json:
     url = f"http://{address}/v1/shards/{shard}/digest"
-    answer = httpx.get(url, params={"scrub": "true"}, timeout=SCAN_TIMEOUT_S)
+    answer = httpx.get(url, params={"scrub": "true"}, timeout=SCAN_TIMEOUT_S, auth=signer())
     return dict(answer.raise_for_status().json())
 
 

@@ -28,6 +28,11 @@ def answer_as(settings: Settings) -> None:
         _http().auth = CallSigner(credentials)
 
 
+def signer() -> httpx.Auth | None:
+    """Return what this process's questions are signed by; None: they are not."""
+    return _http().auth
+
+
 def node_statuses(settings: Settings) -> dict[str, dict[str, Any] | None]:
     """Return the ``/status`` of each Object Manager node by its name, None for a node that does not answer."""
     return {node.name: node_status(node.address) for node in settings.nodes}

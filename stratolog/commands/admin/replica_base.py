@@ -16,6 +16,7 @@ from stratolog.cluster.leadership import shard_views
 from stratolog.configuration.settings import Settings
 from stratolog.errors import UserError
 from stratolog.local.stack import Report
+from stratolog.nodes.answers import signer
 
 SCAN_TIMEOUT_S = 600.0
 BASIS = "scrubs"
@@ -62,7 +63,7 @@ def _majority(settings: Settings, shard: int) -> tuple[Json | None, str]:
     for node in members:
         try:
             url = f"http://{settings.node(node).address}/v1/shards/{shard}/digest"
-            answer = httpx.get(url, params={"scrub": "true"}, timeout=SCAN_TIMEOUT_S, trust_env=False)
+            answer = httpx.get(url, params={"scrub": "true"}, timeout=SCAN_TIMEOUT_S, trust_env=False, auth=signer())
             scans[node] = scan = answer.raise_for_status().json()
         except (httpx.HTTPError, ValueError):
             continue

@@ -26,9 +26,9 @@ from replicated_db.shell.claiming import UnfitToLead
 from schemas.result_codes import INVALID_REQUEST
 from schemas.topics import OM_REQUESTS
 from stratolog.local.processes import wait_until
+from tests.support.local.secret import SECRET
 
 DEADLINE_S = 30.0
-from tests.support.local.secret import SECRET
 
 
 class Loop:
