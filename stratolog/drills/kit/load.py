@@ -54,10 +54,11 @@ def client_of(settings: Settings, deadline_ms: int = DEADLINE_MS, *, operator: b
 
     At its end the client soon gives up unanswered calls. An ``operator``'s client has the cluster's secret.
     """
+    credentials = settings.credentials()
     client = Client(
-        settings.connection, caller=settings.caller, deadline_ms=deadline_ms,
+        settings.connection, caller=settings.caller if credentials is None else None, deadline_ms=deadline_ms,
         read_from=[url_of(node.address) for node in settings.nodes], tls=settings.tls_files(),
-        cluster_secret=settings.secret() if operator else None,
+        cluster_secret=settings.secret() if operator else None, credentials=credentials,
     )  # fmt: skip
     client.close_timeout_ms = 5_000
     with client:

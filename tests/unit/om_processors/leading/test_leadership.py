@@ -26,6 +26,7 @@ from replicated_db.shell.claiming import UnfitToLead
 from schemas.result_codes import INVALID_REQUEST
 from schemas.topics import OM_REQUESTS
 from stratolog.local.processes import wait_until
+from tests.support.local.secret import SECRET
 
 DEADLINE_S = 30.0
 SESSION_S = 60
@@ -104,6 +105,7 @@ def leadership(loop: Loop) -> Iterator[Leadership]:
         watchdog_ms=10_000,
         session_timeout_ms=SESSION_S * 1000,
         bootstrap_servers="127.0.0.1:1",
+        secret=SECRET,
     )
     errors: list[BaseException] = []
     loops: Any = {0: loop}
