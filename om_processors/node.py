@@ -284,6 +284,8 @@ class OMNode:
 
             follower.spans = FollowerSpans(self._tracer)
         follower.attach(app)
+        transport: Any = app.transport
+        self.consistency.hurry = transport.hurry
         for loop in self.loops.values():
             rest_while_leading(app, OM_LOG, loop)
         status = NodeStatus(

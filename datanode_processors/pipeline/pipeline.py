@@ -199,6 +199,7 @@ class Pipeline:
     def stop(self) -> None:
         """Stop leading once the requests in flight are settled."""
         self._stop.set()
+        self.loop.wake()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the leader's thread."""

@@ -192,6 +192,10 @@ class HandedOver:
         """Return entries."""
         return self._log.read(offset, limit, wait_s)
 
+    def rest(self) -> None:
+        """Keep nothing ready."""
+        self._log.rest()
+
     def appender(self) -> Appender:
         """Return a fresh appender that calls ``handed_over``."""
         return _TellingAppender(self._log.appender(), self._handed_over)

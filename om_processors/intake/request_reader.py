@@ -39,8 +39,11 @@ position.
 READ_AHEAD_REQUESTS = 1000
 """Requests that are read and that the leader has not taken yet; the thread reads on when there are fewer."""
 
-POLL_S = 0.1
+POLL_S = 0.5
 """How long one question for records lasts; bounds how long the thread goes on after it was told to end."""
+
+FETCH_WAIT_MS = 500
+"""How long a broker may hold a question for records while there are none; the first record is answered at once."""
 
 Arrived = Callable[[Sequence[Received]], None]
 
@@ -77,11 +80,13 @@ class RequestReader:
         self._arrived = arrived
         self._unreadable = unreadable
         self._failed = failed
-        self._reader = FreshConsumer(consumer_settings(bootstrap_servers))
+        self._reader = FreshConsumer(consumer_settings(bootstrap_servers, **{"fetch.wait.max.ms": FETCH_WAIT_MS}))
         self._record_size = RecordSize()
         self._next_offset = 0
         self._end = 0
         self._out_of_range = 0
+        self._placed_at: int | None = None
+        """The offset that the consumer reads next, if that is certain."""
         self._passed_on = 0
         self._taken = 0
         self._stop = False
@@ -207,12 +212,15 @@ class RequestReader:
         if hint is None or offset != hint.offset:
             self._log(f"resume {OM_REQUESTS}/{self._shard} at {offset} (hint: {hint.offset if hint else 'none'})")
         self._next_offset = offset
-        self._reader.assign(self._where(offset))
+        if self._placed_at != offset:  # a broker would answer a new question only after the last one, FETCH_WAIT_MS
+            self._reader.assign(self._where(offset))
+        self._placed_at = None
 
     def _value_at(self, offset: int) -> bytes | None:
         self._reader.assign(self._where(offset))
         for message in self._reader.consume(1, REQUEST_TIMEOUT_S):
             if message.error() is None:
+                self._placed_at = offset + 1
                 return message.value() or b""
         return None
 

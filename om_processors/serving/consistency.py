@@ -65,6 +65,8 @@ class Consistency:
         self._loops = loops
         self._fatal = fatal
         self._http: aiohttp.ClientSession | None = None
+        self.hurry: Callable[[], None] = lambda: None
+        """Called when a reader waits for a record of a log that another node leads."""
 
     async def ready(self, shard: int, consistency: str, session: Mapping[int, int]) -> None:
         """Return when the shard may be read; raises NotReadable after READ_DEADLINE_S, or if the replica is flagged."""
@@ -72,8 +74,12 @@ class Consistency:
         self.refuse_flagged(shard)
         deadline = time.monotonic() + READ_DEADLINE_S
         if consistency == SESSION:
+            if replica.position.index < session.get(shard, 0):
+                self.hurry()
             await self._until(lambda: replica.position.index >= session.get(shard, 0), deadline, shard)
         elif consistency == LINEARIZABLE:
+            if not self._loops[shard].leading:
+                self.hurry()
             offset, record_hash = await self._read_index(shard, deadline)
             await self._until(lambda: replica.read_offset >= offset, deadline, shard)
             self._verify(replica, offset, record_hash)

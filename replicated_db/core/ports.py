@@ -144,6 +144,9 @@ class Log(Protocol):
         record fails its checksum.
         """
 
+    def rest(self) -> None:
+        """Keep nothing ready for another :meth:`read`: none is to be expected soon. For the thread that reads."""
+
     def appender(self) -> Appender:
         """Return a fresh appender."""
 

@@ -74,6 +74,23 @@ IDLE_FOR_GOOD_S = 10 * 365 * 86_400.0
 """How long a follower may have nothing to fetch."""
 
 
+class QuietMonitor(faust.Monitor):
+    """Faust's sensor, without the statistics of each record, which nobody looks at: only what Faust's watchdog asks."""
+
+    def on_message_in(self, tp: Any, offset: int, message: Any) -> None:
+        """Count nothing."""
+
+    def on_stream_event_in(self, tp: Any, offset: int, stream: Any, event: Any) -> None:
+        """Note when the partition's stream took a record last."""
+        self.stream_inbound_time[tp] = time.monotonic()
+
+    def on_stream_event_out(self, tp: Any, offset: int, stream: Any, event: Any, state: Any = None) -> None:
+        """Count nothing."""
+
+    def on_message_out(self, tp: Any, offset: int, message: Any) -> None:
+        """Count nothing."""
+
+
 def make_app(
     name: str, *, bootstrap_servers: Brokers, host: str, port: int, data_dir: Path, fatal: Callable[[BaseException], None],
     follows: Iterable[tuple[str, int]] | None = None, placed: int | None = None, flowing_wait_ms: int = FLOWING_WAIT_MS,
@@ -111,6 +128,7 @@ def make_app(
         broker_commit_interval=60.0,
         # A follower without partitions fetches nothing. At the poll interval's end it would leave the group for good.
         broker_max_poll_interval=IDLE_FOR_GOOD_S,
+        monitor=QuietMonitor(),
     )
     app.web = NodeWeb(app, None if tls is None else tls.server(needs_certificate=False))
     app.transport = FollowerTransport(
@@ -261,7 +279,10 @@ class Follower:
         It runs beside the event loop, because brokers may be slow.
         """
         with self._replicas[shard].reading_again():
-            self._fill(shard, end)
+            try:
+                self._fill(shard, end)
+            finally:
+                self._logs[shard].rest()
 
     def _fill(self, shard: int, end: int) -> None:
         replica = self._replicas[shard]

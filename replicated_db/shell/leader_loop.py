@@ -36,10 +36,11 @@ from schemas.records.log import RequestPosition
 if TYPE_CHECKING:
     from replicated_db.shell.tracing.leader_spans import LeaderSpans
 
-IDLE_WAIT_S = 0.01
-"""How long an idle leader waits for a proposal before it looks at ticks and barriers."""
+IDLE_WAIT_S = 0.05
+"""How long an idle leader waits for a proposal before it looks at barriers. Readers, and who stops it, wake it."""
 
-REPORT_WAIT_S = 0.002
+REPORT_WAIT_S = 0.0005
+"""How long a leader waits for reports at a time: requests that come meanwhile wait as long before they are executed."""
 PIPELINE_BATCH = 100
 """While a batch is in flight, the next one is sealed only once it holds this many requests (or is full)."""
 
@@ -112,7 +113,7 @@ class LeaderLoop:
             replica, log, service, limits, clock=clock, ids=ids, address=address,
             on_turn=self._on_turn, on_offered=self._publish,
         )  # fmt: skip
-        self._read_indexes = ReadIndexes(replica.identity.shard, self._wake)
+        self._read_indexes = ReadIndexes(replica.identity.shard, self.wake)
         self._taking: Intake | None = None
         self._one_at_a_time = Lock()
         self._on_settled = on_settled
@@ -141,7 +142,8 @@ class LeaderLoop:
         """Ask for a read index. Many askers share one Tick. The future fails with NotLeading."""
         return self._read_indexes.ask()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """End a wait for proposals: there is something else to do."""
         if (intake := self._taking) is not None:
             intake.wake()
 

@@ -143,6 +143,8 @@ def check_replica(
         entries = log.read(offset, 1, ADMIN_TIMEOUT_S)
     except OffsetOutOfRange:
         entries = []
+    finally:
+        log.rest()
     if not entries:
         raise LogUnavailable(f"shard {replica.identity.shard}: offset {offset} could not be read")
     replica.adopt_topic(log.topic_id(), entries[0].value)

@@ -183,6 +183,9 @@ class MemoryLog:
             raise OffsetOutOfRange(f"offset {offset} is not in {self.first}..{len(self.entries)}")
         return self.entries[offset : offset + limit]
 
+    def rest(self) -> None:
+        """Do nothing: nothing is kept ready."""
+
     def appender(self) -> MemoryAppender:
         """Return a fresh appender."""
         return MemoryAppender(self, auto=self.auto)

@@ -179,6 +179,12 @@ class KafkaLog:
             self._next = entries[-1].offset + 1
         return entries
 
+    def rest(self) -> None:
+        """Fetch no more. A consumer with a partition asks its broker for ever, and holds up to FETCH_MAX_BYTES of it."""
+        if self._next is not None:
+            self._next = None
+            self._reader.rest()
+
     def appender(self) -> KafkaAppender:
         """Return a fresh idempotent producer for one claim."""
         settings = client_settings(

@@ -40,6 +40,8 @@ class KafkaRecords:
                 return entries[0].timestamp_ms
         except (OffsetOutOfRange, Undecodable, StopProcess):
             return None
+        finally:
+            self._log.rest()
         return None
 
     def first_logged_at_ms(self) -> int | None:
@@ -49,6 +51,8 @@ class KafkaRecords:
             entries = self._log.read(first, 1, READ_WAIT_S) if first < end else ()
         except (OffsetOutOfRange, StopProcess):
             return None
+        finally:
+            self._log.rest()
         return entries[0].timestamp_ms if entries else None
 
     def delete_before(self, offset: int) -> int:

@@ -55,6 +55,9 @@ class Loop:
     def beat(self) -> None:
         pass
 
+    def wake(self) -> None:
+        pass
+
     def turned_ago_ms(self) -> float:
         return self.silent_ms
 
