@@ -14,8 +14,8 @@ from stratolog.commands.admin.digest_base import digest_base
 from stratolog.commands.admin.nodes import rebuild, start_node, stop_node
 from stratolog.commands.admin.secret import make_cluster_secret
 from stratolog.commands.brokers import kafka_user
-from stratolog.commands.identity import users
 from stratolog.commands.certificates import certificate
+from stratolog.commands.identity import users
 
 
 def register(app: typer.Typer) -> None:

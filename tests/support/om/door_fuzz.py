@@ -30,6 +30,7 @@ from om_processors.doors.door_lookups import refused
 from om_processors.intake.gateway import Gateway, Received
 from producers.direct.core.link_talk import LinkFailed, LinkState, LinkTalk
 from replicated_db.core.leading.leader import Proposal, Reply
+from schemas.access.signatures import Seal
 from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.codecs.envelopes import responses_in
 from schemas.door.frames import DOOR_LIMITS, HEADER_BYTES, DoorFrames, DoorKind, door_frame, keyed
@@ -120,9 +121,11 @@ class Host:
 
     call_soon_threadsafe = call_soon
 
-    def submit(self, connection: DoorConnection, shard: int, requests: Sequence[bytes], key: bytes | None) -> None:
+    def submit(
+        self, connection: DoorConnection, shard: int, requests: Sequence[bytes], key: bytes | None, seal: Seal | None
+    ) -> None:
         for value in requests:
-            admitted = self._gateway.admit(Received(offset=-1, value=value, key=key, way=connection), 0)
+            admitted = self._gateway.admit(Received(offset=-1, value=value, key=key, way=connection, seal=seal), 0)
             self.seen[f"request: {type(admitted).__name__}"] += 1
             if isinstance(admitted, Rejected):
                 connection.reject(admitted.message)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from xxhash import xxh3_128_digest
 
@@ -198,7 +199,7 @@ class LateWorld:
         if said is not None:
             self.answered(said.proposal, said.response)
 
-    def do(self, body: RequestBody, **more: int | None) -> Response:
+    def do(self, body: RequestBody, **more: Any) -> Response:
         """Submit and settle one request."""
         proposal = self.request(body, **more)
         self.submit(proposal)

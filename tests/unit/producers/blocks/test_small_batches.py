@@ -44,7 +44,7 @@ def test_a_batch_leaves_beside_others_once_enough_has_gathered() -> None:
     batches.add(WAY, Waits(0))
     assert batches.next_batch(WAY)
     for turn in range(1, MAX_UNDER_WAY + 1):
-        found = []
+        found: list[Waits] = []
         for _ in range(GATHERED_BLOCKS):
             assert found == []
             batches.add(WAY, Waits(turn))
