@@ -11,10 +11,14 @@ from pathlib import Path
 from replicated_db.core.applying.rolling_pass import DEFAULT_SCRUB_WITHIN_MS
 from replicated_db.core.bootstrap.peer_choice import DEFAULT_BOOTSTRAP_RECORDS
 from replicated_db.core.trimming.trim_rule import DEFAULT_TRIM_LOG_AFTER_MS
+from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
+from schemas.security.tls import ProcessTls
 from schemas.sharding import MAX_PIPELINES
 from schemas.small_objects import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES
 
+AUTH_NONE, AUTH_SIGNED = "none", "signed"
+AUTHS = (AUTH_NONE, AUTH_SIGNED)
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -30,7 +34,7 @@ class NodeConfig:
     """Host that the node's HTTP server binds, and by which others reach it."""
     address_port: int
     """Port of the node's HTTP server."""
-    bootstrap_servers: str
+    bootstrap_servers: Brokers
     """Kafka's ``bootstrap.servers``."""
     shards: int
     """Number of shards, fixed when the cluster is created."""
@@ -78,8 +82,12 @@ class NodeConfig:
     """Name and ``host:port`` of the HTTP server of each node of the cluster."""
     trim_log_after_ms: int = DEFAULT_TRIM_LOG_AFTER_MS
     """For how long a leader keeps the records of its log before it trims them; 0 = until an operator trims."""
+    auth: str = AUTH_NONE
+    """``none``: requests and reads are anybody's. ``signed``: users sign them, and rights are judged."""
     secret: ClusterSecret
     """The cluster's secret, by which members and operators prove themselves."""
+    tls: ProcessTls | None = None
+    """How the node speaks TLS, on its server and to others; None: it speaks in clear."""
     http_hosts: frozenset[str]
     """Names that HTTP requests may use for this host, besides addresses and localhost; ``*`` = any."""
     log_level: str
@@ -99,6 +107,8 @@ class NodeConfig:
             raise ValueError("pipelines: at least one is needed")
         if not 0 <= self.inline_bytes <= MAX_INLINE_BYTES:
             raise ValueError(f"inline_bytes: {self.inline_bytes} is not in 0..{MAX_INLINE_BYTES}")
+        if self.auth not in AUTHS:
+            raise ValueError(f"auth must be one of {', '.join(AUTHS)}, not {self.auth!r}")
         if self.log_level not in LOG_LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import faust
@@ -18,18 +18,23 @@ from replicated_db.shell.web.http_guard import HttpGuard
 from schemas.topics import OM_AUDIT, OM_LOG
 
 
-def make_app(config: NodeConfig, incarnation: str, fatal: Callable[[BaseException], None]) -> faust.App:
-    """Return the Faust app of this process. ``incarnation`` makes its group id fresh; ``fatal`` ends the process."""
+def make_app(
+    config: NodeConfig, incarnation: str, fatal: Callable[[BaseException], None], middlewares: Sequence[Any] = ()
+) -> faust.App:
+    """Return the Faust app of this process. ``incarnation`` makes its group id fresh; ``fatal`` ends the process.
+
+    ``middlewares`` stand behind the guard of its HTTP server.
+    """
     return follower.make_app(
         f"om-follower-{config.node}-{incarnation}", bootstrap_servers=config.bootstrap_servers,
         host=config.address_host, port=config.address_port, data_dir=config.data_dir, fatal=fatal,
-        guard=guard_of(config),
+        guard=guard_of(config), middlewares=middlewares, tls=config.tls,
     )  # fmt: skip
 
 
 def guard_of(config: NodeConfig) -> HttpGuard:
     """Return the guard of a node's HTTP server."""
-    return HttpGuard(config.secret, config.http_hosts, OPEN_POSTS)
+    return HttpGuard(config.secret, config.http_hosts, OPEN_POSTS, secure=config.tls is not None)
 
 
 def place_group(config: NodeConfig, group: str, replicas: Mapping[int, Replica]) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import faust
 import mode.loop
 
-from om_processors.config import NodeConfig
+from om_processors.config import AUTH_SIGNED, NodeConfig
 from om_processors.doors.direct_door import DirectDoor
 from om_processors.doors.door_lookups import DoorLookups
 from om_processors.execution.late import OMExecutor
@@ -29,6 +29,8 @@ from om_processors.execution.service import OM_FAMILIES, OMService
 from om_processors.fleet.heartbeats import FleetView, LatestAllocation
 from om_processors.fleet.leader_duties import LeaderDuties
 from om_processors.follower import OMFollower, guard_of, make_app, place_group
+from om_processors.identity.identities import Identities
+from om_processors.identity.readers import ReaderGuard
 from om_processors.intake.core.backlog import Backlog
 from om_processors.intake.gateway import Gateway
 from om_processors.intake.intake import RequestIntake
@@ -39,6 +41,7 @@ from om_processors.leading.pulse import Pulse
 from om_processors.leading.snapshot_preparer import SnapshotPreparer
 from om_processors.namespace.context import Contexts
 from om_processors.namespace.snapshots import CHECKPOINT_PREFIX
+from om_processors.serving.access_api import AccessApi
 from om_processors.serving.consistency import Consistency
 from om_processors.serving.fleet_api import FleetApi
 from om_processors.serving.http_api import OMHttpApi
@@ -51,7 +54,7 @@ from om_processors.serving.write_audit import WriteAudit
 from om_processors.snapdiff.diff_jobs import DiffJobs
 from om_processors.snapshots.checkpoints import CheckpointName, RocksCheckpoints
 from om_processors.snapshots.open_snapshots import OpenSnapshots
-from om_processors.startup import allowed_session_timeout_ms, check_topics
+from om_processors.startup import allowed_session_timeout_ms, check_topics, tell_auth
 from replicated_db.core.applying.replica import Identity, Offered, Replica
 from replicated_db.core.bootstrap.peer_choice import ServingPeer
 from replicated_db.core.errors import StopProcess
@@ -118,6 +121,7 @@ class OMNode:
             config.node, self.replicas, self._leads, bytes_per_s=config.bootstrap_bytes_per_s, note=self.notes.info
         )
         self.transfer_pages = TransferPages(self.transfers)
+        self.identities = self._identities()
         self.opening = self._opening_web().start()
         for shard in range(config.shards):  # each is served to others from here on, while the next ones are opened
             self.replicas[shard] = self._open(shard)
@@ -140,8 +144,9 @@ class OMNode:
         self.flusher = Flusher(self.replicas.values(), config.late_flush_interval_ms, fatal)
         self.consistency = Consistency(config, self.replicas, self.loops, fatal)
         self.door = DirectDoor(
-            config.node, config.cluster, self.replicas, DoorLookups(self.replicas, self.consistency, fatal)
-        )
+            config.node, config.cluster, self.replicas, DoorLookups(self.replicas, self.consistency, fatal),
+            self.identities,
+        )  # fmt: skip
         self.snapshot_diffs = DiffJobs(
             config.data_dir / "snapshot-diffs", OM_FAMILIES.names, lambda: SystemIds().nonce().hex()
         )
@@ -151,11 +156,22 @@ class OMNode:
         spans = self.spans.get(shard)
         return None if spans is None else spans.headers
 
+    def _identities(self) -> Identities | None:
+        """Return what judges signatures; None if nobody need sign."""
+        if self.config.auth != AUTH_SIGNED:
+            return None
+        return Identities(self.config.secret, lambda: self.replicas.get(SYSTEM_SHARD), self.clock)
+
+    def _reader_guards(self) -> list[Any]:
+        """Return the middlewares of the HTTP server behind the guard of the cluster's secret."""
+        return [] if self.identities is None else [ReaderGuard(self.config.secret, self.identities).middleware()]
+
     def _opening_web(self) -> OpeningWeb:
         config = self.config
         return OpeningWeb(
-            config.node, config.address_host, config.address_port, self.transfer_pages, guard_of(config).middleware(),
-            replicas=config.shards, opened=lambda: len(self.replicas),
+            config.node, config.address_host, config.address_port, self.transfer_pages,
+            [guard_of(config).middleware(), *self._reader_guards()], replicas=config.shards,
+            opened=lambda: len(self.replicas), tls=config.tls,
         )  # fmt: skip
 
     def _leads(self, shard: int) -> bool:
@@ -190,6 +206,7 @@ class OMNode:
 
         policy = BootstrapPolicy(
             peers=lambda: [ServingPeer(name, address) for name, address in config.peers], secret=config.secret,
+            tls=config.tls,
             records=config.bootstrap_records,
         )  # fmt: skip
         return open_replica(database, make, self.logs[shard], policy, partial(self._opening_note, shard))
@@ -213,7 +230,7 @@ class OMNode:
 
     def _loop(self, shard: int) -> LeaderLoop:
         config, replica = self.config, self.replicas[shard]
-        gateway = Gateway(shard=shard, node=config.node, secret=config.secret)
+        gateway = Gateway(shard=shard, node=config.node, secret=config.secret, identities=self.identities)
         return LeaderLoop(
             replica,
             self.logs[shard],
@@ -257,7 +274,7 @@ class OMNode:
 
     def app(self) -> faust.App:
         """Return the Faust app with the followers and the HTTP API."""
-        app = make_app(self.config, secrets.token_hex(4), fatal)
+        app = make_app(self.config, secrets.token_hex(4), fatal, self._reader_guards())
         when_brokers_answer(partial(place_group, self.config, app.conf.id, self.replicas))
         follower = OMFollower(
             self.config, self.replicas, self.loops, self.follower_logs, self.outbox, self.notes.info, fatal
@@ -267,6 +284,8 @@ class OMNode:
 
             follower.spans = FollowerSpans(self._tracer)
         follower.attach(app)
+        transport: Any = app.transport
+        self.consistency.hurry = transport.hurry
         for loop in self.loops.values():
             rest_while_leading(app, OM_LOG, loop)
         status = NodeStatus(
@@ -277,6 +296,7 @@ class OMNode:
         OMHttpApi(self.replicas, self.consistency, status, snapshots, fatal).attach(app)
         SnapshotDiffApi(self.config.node, self.replicas, self.consistency, self.snapshot_diffs).attach(app)
         LeadershipApi(self.leadership, self.replicas).attach(app)
+        AccessApi(self.replicas, self.consistency).attach(app)
         FleetApi(self.config, self.replicas[SYSTEM_SHARD], self.consistency, self.fleet).attach(app)
         server: Any = app.web
         self.transfer_pages.attach(server.web_app)
@@ -326,6 +346,7 @@ def _leader_spans(tracer: Tracer, shards: int) -> dict[int, LeaderSpans]:
 def run(config: NodeConfig, tracer: Tracer | None = None) -> None:
     """Run a node until SIGTERM or SIGINT; returns after handing over. ``tracer`` takes the spans of traced requests."""
     logs.configure(config.node, config.log_level, config.log_format)
+    tell_auth(config, log.info)
     validate_schemas()
     # Faust's event loops take half of a follower's time; uvloop's take less. Choose it before the app makes a loop.
     mode.loop.use("uvloop")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from om_processors.config import NodeConfig
+from om_processors.config import AUTH_NONE, NodeConfig
 from replicated_db.shell import startup
 from replicated_db.shell.startup import MIN_SESSION_TIMEOUT, Topics, WrongSetting
+from schemas.kafka.connection import Brokers
 from schemas.topics import OM_AUDIT, OM_LOG, OM_REJECTED, OM_REQUESTS, OM_RESPONSES, REQUEST_SETTINGS, UNCOMPRESSED
 
 
-def check_topics(bootstrap_servers: str, shards: int) -> Topics:
+def check_topics(bootstrap_servers: Brokers, shards: int) -> Topics:
     """Check the broker's and the topics' settings.
 
     Raises WrongSetting naming the setting, LogUnavailable if the brokers do not answer.
@@ -27,6 +28,14 @@ def check_topics(bootstrap_servers: str, shards: int) -> Topics:
                 f"topic {name}: {found.partitions[name]} partitions, but the settings say {shards} shards"
             )
     return found
+
+
+def tell_auth(config: NodeConfig, note: Callable[[str], None]) -> None:
+    """Say whom the node believes."""
+    if config.auth == AUTH_NONE:
+        note(f"auth = none: whoever reaches {config.address}, or the brokers, may do everything under any name")
+    else:
+        note("auth = signed: requests and reads are signed by users, and rights are judged")
 
 
 def allowed_session_timeout_ms(config: NodeConfig, topics: Topics, note: Callable[[str], None]) -> int:

@@ -32,6 +32,7 @@ from producers.files.key_files import (
     KeyOutput,
 )
 from producers.reads.read_views import (
+    AclView,
     BucketView,
     KeyView,
     ListedBucket,
@@ -43,6 +44,7 @@ from producers.reads.read_views import (
 )
 from producers.reads.reads import Consistency
 from producers.reads.snapshot_diffs import SnapshotDiffProgress
+from schemas.access.credentials import Credentials, parse_credentials
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import (
     UNLIMITED,
@@ -75,8 +77,10 @@ from schemas.records.rows import (
     SnapshotInfo,
     VolumeInfo,
 )
+from schemas.security.tls import TlsFiles
 
 __all__ = [
+    "AclView",
     "AllocateBlock",
     "AsyncClient",
     "AsyncKeyFile",
@@ -94,6 +98,7 @@ __all__ = [
     "CreateSnapshot",
     "CreateVolume",
     "CreatedSnapshot",
+    "Credentials",
     "DatanodeError",
     "DeleteBucket",
     "DeleteKey",
@@ -128,9 +133,11 @@ __all__ = [
     "SnapshotView",
     "StratologError",
     "StreamOptions",
+    "TlsFiles",
     "TooManyInFlight",
     "UNLIMITED",
     "View",
     "VolumeInfo",
     "VolumeView",
+    "parse_credentials",
 ]

@@ -24,6 +24,7 @@ from producers.files.key_files import KeyInput, KeyOutput, check_open
 from producers.reads.leaders_group import find_nodes
 from producers.reads.read_views import (
     PAGE_ENTRIES,
+    AclView,
     BucketView,
     KeyView,
     ListedBucket,
@@ -40,10 +41,12 @@ from producers.requests import arguments, bodies
 from producers.requests.core.calls import Outcome
 from producers.requests.engine import RequestEngine, RequestSettings, make_settings
 from producers.requests.keys import block_of, session_of, snapshot_of
-from producers.requests.transport import common_settings
+from schemas.access.credentials import Credentials
+from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, RequestBody, Response
 from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
+from schemas.security.tls import TlsFiles
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -68,8 +71,9 @@ class AsyncClient:
 
     def __init__(
         self,
-        bootstrap_servers: str = "",
+        bootstrap_servers: Brokers = "",
         *,
+        kafka: Mapping[str, object] | None = None,
         nodes: Sequence[str] = (),
         caller: str | None = None,
         deadline_ms: int = 60_000,
@@ -78,25 +82,30 @@ class AsyncClient:
         max_linger_ms: float = 10.0,
         connect_timeout_ms: int = 15_000,
         cluster_secret: ClusterSecret | None = None,
+        credentials: Credentials | None = None,
         streams: StreamOptions | None = None,
         tracer: Tracer | None = None,
+        tls: TlsFiles | None = None,
         open_pipeline: Callable[[RequestSettings], RequestEngine] = open_engine,
     ) -> None:
         self._open_pipeline = open_pipeline
         self._settings: RequestSettings = make_settings(
             bootstrap_servers,
+            kafka=kafka,
             caller=caller,
             deadline_ms=deadline_ms,
             max_in_flight=max_in_flight,
             max_linger_ms=max_linger_ms,
             connect_timeout_ms=connect_timeout_ms,
             cluster_secret=cluster_secret,
+            credentials=credentials,
             nodes=nodes,
             tracer=tracer,
+            tls=tls,
         )
         self.reads = Reads(
             nodes if read_from == () else read_from, deadline_ms=deadline_ms, positions=lambda: self.positions,
-            find=partial(find_nodes, common_settings(bootstrap_servers)),
+            find=partial(find_nodes, self._settings.bootstrap_servers), tls=self._settings.tls, credentials=credentials,
         )  # fmt: skip
         self._pipeline: RequestEngine | None = None
         self._streams = arguments.optional("streams", streams, StreamOptions)
@@ -359,6 +368,43 @@ class AsyncClient:
     ) -> None:
         """As :meth:`producers.Client.set_snapshot_properties`."""
         await self.call(bodies.set_snapshot_properties(volume, bucket, snapshot, properties))
+
+    async def add_acl(
+        self, volume: str, bucket: str = "", *, acls: Sequence[str], key: str = "", prefix: str = ""
+    ) -> None:
+        """As :meth:`producers.Client.add_acl`."""
+        await self.call(bodies.change_acl("ADD", volume, bucket, key, prefix, acls))
+
+    async def remove_acl(
+        self, volume: str, bucket: str = "", *, acls: Sequence[str], key: str = "", prefix: str = ""
+    ) -> None:
+        """As :meth:`producers.Client.remove_acl`."""
+        await self.call(bodies.change_acl("REMOVE", volume, bucket, key, prefix, acls))
+
+    async def set_acl(
+        self, volume: str, bucket: str = "", *, acls: Sequence[str], key: str = "", prefix: str = ""
+    ) -> None:
+        """As :meth:`producers.Client.set_acl`."""
+        await self.call(bodies.change_acl("SET", volume, bucket, key, prefix, acls))
+
+    async def get_acl(
+        self, volume: str, bucket: str = "", *, key: str = "", prefix: str = "",
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> AclView:  # fmt: skip
+        """As :meth:`producers.Client.get_acl`."""
+        return await asyncio.to_thread(self.reads.acl, volume, bucket, key=key, prefix=prefix, consistency=consistency)
+
+    async def get_delegation_token(self, renewer: str = "") -> Credentials:
+        """As :meth:`producers.Client.get_delegation_token`."""
+        return bodies.token_of(self.pipeline.credentials, await self.call(bodies.get_delegation_token(renewer)))
+
+    async def renew_delegation_token(self, token: Credentials) -> None:
+        """As :meth:`producers.Client.renew_delegation_token`."""
+        await self.call(bodies.renew_delegation_token(token))
+
+    async def cancel_delegation_token(self, token: Credentials) -> None:
+        """As :meth:`producers.Client.cancel_delegation_token`."""
+        await self.call(bodies.cancel_delegation_token(token))
 
     async def log_digest_base(
         self, shard: int, index: int, *, slots: Sequence[int], sums: Sequence[int], basis: str, force: bool = False

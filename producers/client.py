@@ -22,6 +22,7 @@ from producers.files.key_streams import KeyStreams
 from producers.reads.leaders_group import find_nodes
 from producers.reads.read_views import (
     PAGE_ENTRIES,
+    AclView,
     BucketView,
     KeyView,
     ListedBucket,
@@ -36,10 +37,12 @@ from producers.requests import arguments, bodies
 from producers.requests.core.calls import Done, Outcome
 from producers.requests.engine import RequestEngine, make_settings
 from producers.requests.keys import block_of, session_of, snapshot_of
-from producers.requests.transport import common_settings
+from schemas.access.credentials import Credentials
+from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, RequestBody, Response
 from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
+from schemas.security.tls import TlsFiles
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -55,13 +58,22 @@ CLOSE_TIMEOUT_MS = 30_000
 class Client:
     """A connection to a Stratolog cluster; safe to share between threads.
 
-    ``bootstrap_servers`` are Kafka's: requests go through the brokers. With ``nodes`` (``host:port``) they go straight
+    ``bootstrap_servers`` are Kafka's: requests go through the brokers. ``kafka`` are settings of that connection, for
+    brokers that want TLS or a login, by librdkafka's names; passwords are in files::
+
+        kafka={"security.protocol": "SASL_SSL", "ssl.ca.location": "ca.pem", "sasl.username": "alice",
+               "sasl.password.file": "alice.password"}
+
+    With ``nodes`` (``host:port``) they go straight
     to the shard's leader, and through the brokers, if any are given, only where no leader is reached. Reads ask
     ``nodes``, or else the nodes that the brokers know; if ``read_from`` is given, they ask the nodes at its HTTP
     addresses, in order of preference. ``caller`` is the user on whose behalf requests are made. A call ends within
     ``deadline_ms`` (at most five minutes). ``max_in_flight`` bounds the calls in flight: the next one waits.
     ``max_linger_ms`` bounds how long requests gather under load; with few in flight they never gather. ``streams`` are
-    the options of keys that are opened as files. Operators' commands need the cluster's secret, ``cluster_secret``.
+    the options of keys that are opened as files. Operators' commands need the cluster's secret, ``cluster_secret``, or
+    an administrator's ``credentials``. With credentials every request and every read is signed by their user. With
+    ``tls``, nodes and datanodes are spoken with in TLS alone, and must prove who they are: the files name the authority
+    that is trusted, and the client's own certificate.
     With a ``tracer``, each call, and each key that is written, is a span of OpenTelemetry, and so is what the nodes do
     for it.
 
@@ -81,8 +93,9 @@ class Client:
 
     def __init__(
         self,
-        bootstrap_servers: str = "",
+        bootstrap_servers: Brokers = "",
         *,
+        kafka: Mapping[str, object] | None = None,
         nodes: Sequence[str] = (),
         caller: str | None = None,
         deadline_ms: int = 60_000,
@@ -91,25 +104,32 @@ class Client:
         max_linger_ms: float = 10.0,
         connect_timeout_ms: int = 15_000,
         cluster_secret: ClusterSecret | None = None,
+        credentials: Credentials | None = None,
         streams: StreamOptions | None = None,
         tracer: Tracer | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         settings = make_settings(
             bootstrap_servers,
+            kafka=kafka,
             caller=caller,
             deadline_ms=deadline_ms,
             max_in_flight=max_in_flight,
             max_linger_ms=max_linger_ms,
             connect_timeout_ms=connect_timeout_ms,
             cluster_secret=cluster_secret,
+            credentials=credentials,
             nodes=nodes,
             tracer=tracer,
+            tls=tls,
         )
         options = arguments.optional("streams", streams, StreamOptions)
         reads = Reads(
             nodes if read_from == () else read_from,
             deadline_ms=deadline_ms,
-            find=partial(find_nodes, common_settings(bootstrap_servers)),
+            find=partial(find_nodes, settings.bootstrap_servers),
+            tls=settings.tls,
+            credentials=credentials,
         )
         try:
             pipeline = open_engine(settings)
@@ -128,7 +148,7 @@ class Client:
     def _join(self, pipeline: RequestEngine, reads: Reads, streams: StreamOptions | None) -> None:
         self.pipeline = pipeline
         self.reads = reads
-        self.streams = KeyStreams(reads, streams, pipeline.spans)
+        self.streams = KeyStreams(reads, streams, pipeline.spans, pipeline.tls)
         """Access to the datanodes, shared by all keys that are opened as files."""
         self.close_timeout_ms = CLOSE_TIMEOUT_MS
         """How long the end of a ``with`` block waits for calls in flight."""
@@ -398,6 +418,68 @@ class Client:
         >>> client.set_snapshot_properties("vol1", "bucket1", "monday", {"kept-until": "2027"})  # doctest: +SKIP
         """
         self.call(bodies.set_snapshot_properties(volume, bucket, snapshot, properties))
+
+    # Access
+
+    def add_acl(self, volume: str, bucket: str = "", *, acls: Sequence[str], key: str = "", prefix: str = "") -> None:
+        """Add rights to the access control list of a volume, bucket, key or prefix. Raises as :meth:`call`.
+
+        An entry is ``TYPE:NAME:RIGHTS[SCOPE]`` (``schemas.access.acl``).
+
+        >>> client.add_acl("vol1", "bucket1", acls=["user:alice:rl", "group:staff:r[DEFAULT]"])  # doctest: +SKIP
+        """
+        self.call(bodies.change_acl("ADD", volume, bucket, key, prefix, acls))
+
+    def remove_acl(
+        self, volume: str, bucket: str = "", *, acls: Sequence[str], key: str = "", prefix: str = ""
+    ) -> None:
+        """Take rights out of an access control list. Raises as :meth:`call`.
+
+        >>> client.remove_acl("vol1", "bucket1", acls=["user:alice:l"])  # doctest: +SKIP
+        """
+        self.call(bodies.change_acl("REMOVE", volume, bucket, key, prefix, acls))
+
+    def set_acl(self, volume: str, bucket: str = "", *, acls: Sequence[str], key: str = "", prefix: str = "") -> None:
+        """Replace an access control list. Raises as :meth:`call`.
+
+        >>> client.set_acl("vol1", "bucket1", prefix="logs/", acls=["world::r"])  # doctest: +SKIP
+        """
+        self.call(bodies.change_acl("SET", volume, bucket, key, prefix, acls))
+
+    def get_acl(
+        self, volume: str, bucket: str = "", *, key: str = "", prefix: str = "",
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> AclView:  # fmt: skip
+        """Read the access control list and the owner of a volume, bucket, key or prefix.
+
+        >>> client.get_acl("vol1", "bucket1").acls  # doctest: +SKIP
+        ['user:alice:r[ACCESS]']
+        """
+        return self.reads.acl(volume, bucket, key=key, prefix=prefix, consistency=consistency)
+
+    def get_delegation_token(self, renewer: str = "") -> Credentials:
+        """Make a token that lets its holder act as this client's user for a day. Raises as :meth:`call`.
+
+        ``renewer`` may renew and cancel it, too.
+
+        >>> token = client.get_delegation_token("scheduler")  # doctest: +SKIP
+        >>> worker = Client("127.0.0.1:9092", credentials=token)  # doctest: +SKIP
+        """
+        return bodies.token_of(self.pipeline.credentials, self.call(bodies.get_delegation_token(renewer)))
+
+    def renew_delegation_token(self, token: Credentials) -> None:
+        """Let a delegation token live a day longer, until it is seven days old. Raises as :meth:`call`.
+
+        >>> client.renew_delegation_token(token)  # doctest: +SKIP
+        """
+        self.call(bodies.renew_delegation_token(token))
+
+    def cancel_delegation_token(self, token: Credentials) -> None:
+        """End a delegation token. Raises as :meth:`call`.
+
+        >>> client.cancel_delegation_token(token)  # doctest: +SKIP
+        """
+        self.call(bodies.cancel_delegation_token(token))
 
     # Bytes
 

@@ -12,9 +12,15 @@ def connect(settings: RequestSettings, client_id: bytes) -> RequestConnection:
     if not settings.nodes:
         return connect_to_kafka(settings, client_id)
     if not settings.bootstrap_servers:
-        return DirectTransport(settings.nodes, client_id, connect_timeout_ms=settings.connect_timeout_ms)
+        return DirectTransport(
+            settings.nodes, client_id, connect_timeout_ms=settings.connect_timeout_ms, tls=settings.tls,
+            credentials=settings.credentials,
+        )  # fmt: skip
     kafka = connect_to_kafka(settings, client_id)
-    return FallbackConnection(kafka, DirectTransport(settings.nodes, client_id, connect_timeout_ms=None))
+    direct = DirectTransport(
+        settings.nodes, client_id, connect_timeout_ms=None, tls=settings.tls, credentials=settings.credentials
+    )
+    return FallbackConnection(kafka, direct)
 
 
 def open_engine(settings: RequestSettings) -> RequestEngine:

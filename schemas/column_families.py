@@ -4,7 +4,8 @@ The order is part of the contract (Genesis records it, ``slot = position * 256 +
 ``retryTable`` belongs to ``replicated_db`` and comes first. The others are Ozone's tables of the same names, and
 ``usageTable`` for the quota counters. ``pipelineTable`` and ``datanodeTable`` (feature level DATANODES) hold what SCM
 keeps in Ozone. ``snapshotTable`` (feature level SNAPSHOTS) is Ozone's snapshotInfoTable. ``inlineTable`` (feature level
-SMALL_OBJECTS) has the bytes of small keys; Ozone has nothing like it.
+SMALL_OBJECTS) has the bytes of small keys; Ozone has nothing like it. ``prefixTable`` and ``identityTable`` (feature
+level ACCESS_CONTROL) have the access control lists of prefixes, as in Ozone, and users and delegation tokens.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ DATANODE_TABLE = "datanodeTable"
 """Both have rows only in shard 0."""
 SNAPSHOT_TABLE = "snapshotTable"
 INLINE_TABLE = "inlineTable"
+PREFIX_TABLE = "prefixTable"
+IDENTITY_TABLE = "identityTable"
+"""Has rows only in shard 0."""
 
 OM_COLUMN_FAMILIES = (
     RETRY_TABLE,
@@ -34,6 +38,8 @@ OM_COLUMN_FAMILIES = (
     DATANODE_TABLE,
     SNAPSHOT_TABLE,
     INLINE_TABLE,
+    PREFIX_TABLE,
+    IDENTITY_TABLE,
 )
 
 BLOCK_TABLE = "blockTable"

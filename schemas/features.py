@@ -16,6 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from schemas.records.identity import (
+    CancelDelegationToken,
+    ChangeAcl,
+    CreateUser,
+    GetDelegationToken,
+    RemoveUser,
+    RenewDelegationToken,
+    RotateUser,
+)
 from schemas.records.messages import (
     AddNode,
     CancelPrepare,
@@ -80,7 +89,14 @@ SMALL_OBJECTS = 8
 Until a shard is at this level it takes no such request, and no row of a key says that the key is inline.
 """
 
-LATEST = SMALL_OBJECTS
+ACCESS_CONTROL = 9
+"""Users, delegation tokens and access control lists: requests, rows, the families prefixTable and identityTable.
+
+Until a shard is at this level it takes no such request, no row has access control entries, and no signed request is
+executed (``om_processors/namespace/access.py``).
+"""
+
+LATEST = ACCESS_CONTROL
 """The highest level that this software knows."""
 
 NAMES: Mapping[int, str] = {
@@ -89,13 +105,19 @@ NAMES: Mapping[int, str] = {
     PIPELINE_GENERATIONS: "PIPELINE_GENERATIONS",
     SNAPSHOTS: "SNAPSHOTS",
     SMALL_OBJECTS: "SMALL_OBJECTS",
+    ACCESS_CONTROL: "ACCESS_CONTROL",
 }  # fmt: skip
 
 VERSIONS: Mapping[str, tuple[int, ...]] = {
     "Genesis": (INITIAL, OPERATIONS),
-    "Request": (INITIAL, OPERATIONS, DATANODES, OPEN_KEY_EXPIRY, SNAPSHOTS, SMALL_OBJECTS),
-    "KeyInfo": (INITIAL, DATANODES, SMALL_OBJECTS),
-    "PreparedRequest": (INITIAL, DATANODES),
+    "Request": (INITIAL, OPERATIONS, DATANODES, OPEN_KEY_EXPIRY, SNAPSHOTS, SMALL_OBJECTS, ACCESS_CONTROL),
+    "VolumeInfo": (INITIAL, ACCESS_CONTROL),
+    "BucketInfo": (INITIAL, ACCESS_CONTROL),
+    "KeyInfo": (INITIAL, DATANODES, SMALL_OBJECTS, ACCESS_CONTROL),
+    "PrefixInfo": (ACCESS_CONTROL,),
+    "UserRow": (ACCESS_CONTROL,),
+    "TokenRow": (ACCESS_CONTROL,),
+    "PreparedRequest": (INITIAL, DATANODES, ACCESS_CONTROL),
     "Response": (INITIAL, DATANODES, SNAPSHOTS),
     "SnapshotInfo": (SNAPSHOTS,),
     "Verdict": (INITIAL, DATANODES),
@@ -110,6 +132,9 @@ COMMANDS: Mapping[type, int] = {
     CreateSnapshot: SNAPSHOTS, DeleteSnapshot: SNAPSHOTS, RenameSnapshot: SNAPSHOTS, SetSnapshotProperty: SNAPSHOTS,
     PurgeSnapshots: SNAPSHOTS,
     PutKey: SMALL_OBJECTS,
+    CreateUser: ACCESS_CONTROL, RotateUser: ACCESS_CONTROL, RemoveUser: ACCESS_CONTROL,
+    GetDelegationToken: ACCESS_CONTROL, RenewDelegationToken: ACCESS_CONTROL, CancelDelegationToken: ACCESS_CONTROL,
+    ChangeAcl: ACCESS_CONTROL,
 }  # fmt: skip
 """Request types that need a level above INITIAL. Finalize needs none: it is what raises the level."""
 

@@ -22,9 +22,10 @@ from __future__ import annotations
 import hmac
 from typing import Any, NoReturn
 
+from schemas.records.identity import USER_REQUESTS
 from schemas.records.messages import FLEET_REQUESTS, LEADER_REQUESTS, SHARD_COMMANDS
 
-PRIVILEGED: frozenset[type] = frozenset((*SHARD_COMMANDS, *FLEET_REQUESTS, *LEADER_REQUESTS))
+PRIVILEGED: frozenset[type] = frozenset((*SHARD_COMMANDS, *FLEET_REQUESTS, *LEADER_REQUESTS, *USER_REQUESTS))
 """Types of the requests that only members and operators may send."""
 
 AUTHORIZATION = "Authorization"
@@ -37,7 +38,7 @@ MAX_SECRET_BYTES = 4096
 class ClusterSecret:
     """The secret of a cluster; raises ValueError unless it has MIN_SECRET_BYTES to MAX_SECRET_BYTES bytes."""
 
-    __slots__ = ("_http", "_links", "_requests")
+    __slots__ = ("_http", "_links", "_requests", "_users")
 
     def __init__(self, secret: bytes) -> None:
         if not isinstance(secret, bytes | bytearray):
@@ -47,6 +48,7 @@ class ClusterSecret:
         self._requests = hmac.digest(secret, b"stratolog om.requests", "sha256")
         self._http = hmac.digest(secret, b"stratolog http", "sha256")
         self._links = hmac.digest(secret, b"stratolog links", "sha256")
+        self._users = hmac.digest(secret, b"stratolog users", "sha256")
 
     def proof(self, request: bytes) -> bytes:
         """Return the proof for an encoded request."""
@@ -66,6 +68,10 @@ class ClusterSecret:
         wanted = self.authorization(method, host, target)
         given = (authorization or "").encode(errors="surrogateescape")
         return hmac.compare_digest(wanted.encode(), given)
+
+    def user_secret(self, token: str) -> bytes:
+        """Return the secret of a user's token (``schemas.access.credentials``)."""
+        return hmac.digest(self._users, token.encode(), "sha256")
 
     def link_key(self, number: str) -> str:
         """Return the key, in hexadecimal, of operators of the dashboard that has drawn ``number`` (decision 0052)."""

@@ -45,6 +45,12 @@ INDEX_MOVED = "INDEX_MOVED"
 DIGESTS_DIFFER = "DIGESTS_DIFFER"
 """The shard's leader holds other rows than a digest base says."""
 PERMISSION_DENIED = "PERMISSION_DENIED"
+"""The caller has not proved who it is, or may not do what it asks for."""
+USER_NOT_FOUND = "USER_NOT_FOUND"
+USER_ALREADY_EXISTS = "USER_ALREADY_EXISTS"
+INVALID_TOKEN = "INVALID_TOKEN"  # noqa: S105 - a code
+"""There is no such delegation token."""
+TOKEN_EXPIRED = "TOKEN_EXPIRED"  # noqa: S105 - a code
 INVALID_VOLUME_NAME = "INVALID_VOLUME_NAME"
 INVALID_BUCKET_NAME = "INVALID_BUCKET_NAME"
 INVALID_KEY_NAME = "INVALID_KEY_NAME"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from producers import (
         UNLIMITED,
+        AclView,
         AllocateBlock,
         AsyncClient,
         AsyncKeyFile,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         CreateKey,
         CreateSnapshot,
         CreateVolume,
+        Credentials,
         DatanodeError,
         DeleteBucket,
         DeleteKey,
@@ -64,10 +66,12 @@ if TYPE_CHECKING:
         SnapshotView,
         StratologError,
         StreamOptions,
+        TlsFiles,
         TooManyInFlight,
         View,
         VolumeInfo,
         VolumeView,
+        parse_credentials,
     )
 else:
     # Hidden from type checkers: in a module with __getattr__ they accept every misspelt name.
@@ -84,6 +88,7 @@ else:
 
 
 __all__ = [
+    "AclView",
     "AllocateBlock",
     "AsyncClient",
     "AsyncKeyFile",
@@ -101,6 +106,7 @@ __all__ = [
     "CreateSnapshot",
     "CreateVolume",
     "CreatedSnapshot",
+    "Credentials",
     "DatanodeError",
     "DeleteBucket",
     "DeleteKey",
@@ -135,11 +141,13 @@ __all__ = [
     "SnapshotView",
     "StratologError",
     "StreamOptions",
+    "TlsFiles",
     "TooManyInFlight",
     "UNLIMITED",
     "View",
     "VolumeInfo",
     "VolumeView",
+    "parse_credentials",
 ]
 
 

@@ -16,11 +16,14 @@ from typing import Any
 from aiohttp import web
 
 from om_processors.doors.door_connection import DoorConnection
-from om_processors.doors.door_lookups import DoorLookups, Told
+from om_processors.doors.door_lookups import DoorLookups, Told, refused
 from om_processors.execution.service import refusal_response
+from om_processors.identity.identities import Denied, Identities
+from om_processors.identity.readers import token_of
 from om_processors.intake.gateway import Received
 from om_processors.intake.intake import RequestIntake
 from replicated_db.core.applying.replica import Replica
+from schemas.access.signatures import Seal
 from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.door.frames import DOOR_PATH, UPGRADE, DoorKind, door_frame
 from schemas.records.door import DoorLeaders, DoorRead, ShardLeader
@@ -29,6 +32,10 @@ from schemas.result_codes import INVALID_REQUEST, NOT_LEADER, OVERLOADED
 
 MAX_DOOR_CONNECTIONS = 1000
 """Most direct connections of a node; more are answered with 503."""
+MAX_HELD_BYTES = 256 * 1024 * 1024
+"""Most bytes that a node holds for all direct connections together; the one with the most is ended to make room."""
+CROWDED_BYTES = MAX_HELD_BYTES // 2
+"""From here on each connection may have less unanswered."""
 LOOK_INTERVAL_S = 1.0
 """How often silent clients are looked for, while there are connections."""
 
@@ -40,7 +47,12 @@ class DirectDoor:
     loop's.
     """
 
-    def __init__(self, node: str, cluster: str, replicas: Mapping[int, Replica], lookups: DoorLookups) -> None:
+    def __init__(
+        self, node: str, cluster: str, replicas: Mapping[int, Replica], lookups: DoorLookups,
+        identities: Identities | None = None,
+    ) -> None:  # fmt: skip
+        """With ``identities``, the upgrade has been signed (``identity/readers``), and rights are judged."""
+        self._identities = identities
         self.node = node
         self.cluster = cluster
         self.shards = len(replicas)
@@ -49,6 +61,9 @@ class DirectDoor:
         self._intakes: dict[int, RequestIntake] = {}
         """The intakes of the shards that this node leads."""
         self._connections: set[DoorConnection] = set()
+        self._held: dict[DoorConnection, int] = {}
+        """What each connection was last heard to hold."""
+        self._held_bytes = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._told = self._leaders()
         self._looking: asyncio.TimerHandle | None = None
@@ -98,11 +113,13 @@ class DirectDoor:
 
         def lost(connection: DoorConnection) -> None:
             self._connections.discard(connection)
+            self._held_bytes -= self._held.pop(connection, 0)
             served.connection_lost(None)
             if not ended.done():
                 ended.set_result(None)
 
         connection = DoorConnection(self, loop, lost)
+        connection.token = token_of(request)
         self._connections.add(connection)
         self._look_regularly()
         transport.write(SWITCHING)
@@ -133,6 +150,29 @@ class DirectDoor:
 
     # -- what a connection needs -----------------------------------------------------------------------------------
 
+    @property
+    def crowded(self) -> bool:
+        """Whether all connections together hold so much that each may have less unanswered."""
+        return self._held_bytes > CROWDED_BYTES
+
+    def held(self, connection: DoorConnection, held_bytes: int) -> None:
+        """Hear how many bytes a connection makes the node hold; end the greediest if it is too much for all."""
+        self._held_bytes += held_bytes - self._held.get(connection, 0)
+        self._held[connection] = held_bytes
+        if self._held_bytes > MAX_HELD_BYTES:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        # The kernel takes answers without a word: ask all before one is ended.
+        self._held = {one: one.held_bytes for one in self._connections}
+        self._held_bytes = sum(self._held.values())
+        if self._held_bytes <= MAX_HELD_BYTES:
+            return
+        greedy = max(self._held, key=lambda one: self._held[one])
+        what = f"the direct connections of {self.node} hold {self._held_bytes} bytes, more than {MAX_HELD_BYTES}"
+        self._held_bytes -= (most := self._held.pop(greedy))
+        greedy.make_room(f"{what}; this one holds most, {most}")
+
     def leaders_frame(self) -> bytes:
         """Return the frame that says who leads, as far as this node has read."""
         return _frame_of(self._leaders())
@@ -153,10 +193,12 @@ class DirectDoor:
         for connection in list(self._connections):
             connection.tell_leaders(frame)
 
-    def submit(self, connection: DoorConnection, shard: int, requests: Sequence[bytes], key: bytes | None) -> None:
+    def submit(
+        self, connection: DoorConnection, shard: int, requests: Sequence[bytes], key: bytes | None, seal: Seal | None
+    ) -> None:
         """Pass requests to the shard's leader."""
         intake = self._intakes.get(shard)
-        received = [Received(offset=-1, value=value, key=key, way=connection) for value in requests]
+        received = [Received(offset=-1, value=value, key=key, way=connection, seal=seal) for value in requests]
         if intake is not None and intake.put(received):
             return
         leader = self._leader_of(shard)
@@ -172,9 +214,15 @@ class DirectDoor:
         connection.tell_leaders(self.leaders_frame())
         connection.answer(shard, responses)
 
-    def look_up(self, reads: Sequence[tuple[DoorRead, Told]]) -> None:
-        """Answer lookups."""
-        self._lookups.ask(reads)
+    def look_up(self, connection: DoorConnection, reads: Sequence[tuple[DoorRead, Told]]) -> None:
+        """Answer lookups, by the rights that the connection's token has now, unless their client has gone."""
+        token = connection.token
+        reader = None if self._identities is None or token is None else self._identities.of_token(token)
+        if isinstance(reader, Denied):
+            for _, told in reads:
+                told(refused(reader.status, reader.message))
+            return
+        self._lookups.ask(reads, reader, lambda: connection.is_gone)
 
 
 def _frame_of(leaders: DoorLeaders) -> bytes:

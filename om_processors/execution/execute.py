@@ -25,8 +25,9 @@ from om_processors.namespace.context import (
     RowTransaction,
 )
 from replicated_db.core.execution.service import shortened
-from schemas.features import level_of_command
-from schemas.records.messages import FleetRequest, LeaderRequest, Request, RequestBody, ShardCommand, shard_of_request
+from schemas.features import ACCESS_CONTROL, level_of_command
+from schemas.records.identity import ProvenCaller
+from schemas.records.messages import LeaderRequest, Request, RequestBody, ShardCommand, SystemRequest, shard_of_request
 from schemas.result_codes import NOT_SUPPORTED_OPERATION, WRONG_SHARD
 from schemas.sharding import shard_of
 
@@ -43,20 +44,24 @@ def _handler(body: RequestBody) -> AnyHandler:
     return handler
 
 
-def pre_execute(request: Request, context: PreExecuteContext) -> RequestPreparation:
+def pre_execute(
+    request: Request, context: PreExecuteContext, standing: ProvenCaller | None = None
+) -> RequestPreparation:
     """Check a request without looking at the state, and choose its time, ids and blocks.
+
+    ``standing`` is what the leader has found out about the caller.
 
     Raises OMError: NOT_SUPPORTED_OPERATION, INVALID_*, WRONG_SHARD for a volume of another shard.
     """
     try:
-        return _pre_execute(request, context)
+        return _pre_execute(request, context, standing)
     except OMError as error:
         # The leader alone answers this, in both modes, so the text may be cut here. Later messages quote names that
         # have been checked, and are not cut.
         raise OMError(error.status, shortened(error.message)) from error
 
 
-def _pre_execute(request: Request, context: PreExecuteContext) -> RequestPreparation:
+def _pre_execute(request: Request, context: PreExecuteContext, standing: ProvenCaller | None) -> RequestPreparation:
     body = request.body
     handler = _handler(body)
     handler.check(body)
@@ -72,11 +77,12 @@ def _pre_execute(request: Request, context: PreExecuteContext) -> RequestPrepara
         object_id=object_id,
         session_id=ids.session_id(object_id),
         blocks=handler.blocks(body, context, object_id) if handler.blocks is not None else [],
+        standing=standing,
     )
 
 
 def _check_shard(body: RequestBody, context: PreExecuteContext) -> None:
-    if isinstance(body, FleetRequest | LeaderRequest | ShardCommand):  # they have no volume
+    if isinstance(body, SystemRequest | LeaderRequest | ShardCommand):  # they have no volume
         if (shard := shard_of_request(body, context.shards)) != context.shard:
             raise OMError(WRONG_SHARD, f"{type(body).__name__} of shard {shard} sent to shard {context.shard}")
     elif (shard := _shard_of(body.volume, context.shards)) != context.shard:
@@ -91,13 +97,21 @@ def apply_request(prepared: RequestPreparation, tx: RowTransaction, authorizer: 
     """
     if prepared.index != tx.index:
         raise ValueError(f"a request prepared for index {prepared.index} meets a transaction of index {tx.index}")
+    if prepared.standing is not None:
+        require_signing(tx.feature_level)
     require_level(tx.feature_level, level_of_command(prepared.body), type(prepared.body).__name__)
     authorizer.authorize(prepared, tx)
     return _handler(prepared.body).apply(prepared.body, prepared, tx)
 
 
+def require_signing(level: int) -> None:
+    """Raise OMError unless signed requests may be executed: below that level no replica could be told who called."""
+    require_level(level, ACCESS_CONTROL, "a signed request")
+
+
 def execute(
-    request: Request, tx: RowTransaction, context: PreExecuteContext, authorizer: Authorizer = ALLOW_ALL
-) -> Result:
+    request: Request, tx: RowTransaction, context: PreExecuteContext, authorizer: Authorizer = ALLOW_ALL,
+    standing: ProvenCaller | None = None,
+) -> Result:  # fmt: skip
     """Execute a request as the leader does: :func:`pre_execute`, then :func:`apply_request`."""
-    return apply_request(pre_execute(request, context), tx, authorizer)
+    return apply_request(pre_execute(request, context, standing), tx, authorizer)

@@ -9,8 +9,9 @@ judges the request again.
 from __future__ import annotations
 
 from om_processors.errors import OMError
-from om_processors.execution.execute import apply_request, pre_execute
+from om_processors.execution.execute import apply_request, pre_execute, require_signing
 from om_processors.execution.service import STATUS_OF, executed, refusal_response
+from om_processors.namespace.access import ACCESS_RULES
 from om_processors.namespace.context import Contexts, RequestPreparation, Result
 from replicated_db.core.errors import BrokenLog
 from replicated_db.core.execution.service import Executed, Proposal, Refusal, error_text
@@ -33,7 +34,9 @@ class OMExecutor:
         request: Request = proposal.body
         context = self._contexts.at(timestamp_ms, index)
         try:
-            prepared = pre_execute(request, context)
+            prepared = pre_execute(request, context, proposal.standing)
+            if prepared.standing is not None:  # below that level its field would not be written
+                require_signing(feature_level)
         except OMError as error:
             return _refused(request, error.status, error.message, feature_level)
         except Exception as error:  # as on the leader, it becomes the answer
@@ -41,7 +44,7 @@ class OMExecutor:
         return encode_at(
             PreparedRequest(
                 request=encode_at(request, feature_level), object_id=prepared.object_id, session_id=prepared.session_id,
-                blocks=prepared.blocks, status=codes.OK, message="",
+                blocks=prepared.blocks, status=codes.OK, message="", standing=prepared.standing,
             ),
             feature_level,
         )  # fmt: skip
@@ -60,8 +63,10 @@ class OMExecutor:
                     RequestPreparation(
                         body=request.body, caller=request.caller, index=transaction.index, now_ms=timestamp_ms,
                         object_id=logged.object_id, session_id=logged.session_id, blocks=logged.blocks,
+                        standing=logged.standing,
                     ),
                     transaction,
+                    ACCESS_RULES,
                 )  # fmt: skip
             except OMError as error:
                 status, message = error.status, error.message

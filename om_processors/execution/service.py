@@ -5,6 +5,7 @@ from __future__ import annotations
 from om_processors.errors import OMError
 from om_processors.execution.commands import command
 from om_processors.execution.execute import execute
+from om_processors.namespace.access import ACCESS_RULES
 from om_processors.namespace.context import Contexts, Result
 from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.leading.leader import Executed, Proposal, Refusal
@@ -44,7 +45,7 @@ class OMService:
                 command(request.body, transaction, self._shard)
             else:
                 context = self._contexts.at(timestamp_ms, transaction.index)
-                result = execute(request, transaction, context)
+                result = execute(request, transaction, context, ACCESS_RULES, proposal.standing)
         except OMError as error:
             status, message = error.status, error.message
         return executed(request, transaction, self._shard, status, message, result)

@@ -2,8 +2,9 @@
 
 Nothing that depends on state is decided here: a proposal is answered from its batch. The gateway sorts out only what
 nobody can execute. Bytes that are no request are rejected with the reason, as no caller can be answered. A request over
-the size limit, and a privileged one without a proof of the cluster's secret, are answered at once. Only the gateway
-checks proofs, before anything depends on the request.
+the size limit, and a privileged one without a proof of the cluster's secret, are answered at once; so is one that is
+not signed as it should be, if requests are to be signed (``identities``). Only the gateway checks proofs and
+signatures, before anything depends on the request.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from collections.abc import Callable
 from xxhash import xxh3_128_digest
 
 from om_processors.execution.service import refusal_response
+from om_processors.identity.identities import Denied, Identities
 from om_processors.intake.direct_calls import AnswerWay
 from replicated_db.core.leading.leader import Proposal, Reply
 from schemas import result_codes as codes
+from schemas.access.signatures import Seal
 from schemas.codecs.codec import Undecodable, UnknownSchema, decode_as
 from schemas.privilege import ClusterSecret, is_privileged
+from schemas.records.identity import ProvenCaller
 from schemas.records.log import RequestPosition
 from schemas.records.messages import BATCH_BEGINNERS, SHARD_COMMANDS, Rejected, Request
 from schemas.records.record import record
@@ -33,14 +37,17 @@ class Received:
 
     ``position`` is set if a reader may resume behind the record once it has read this request. ``key`` is the record's,
     or came with the direct request: a privileged request's proof (``schemas.privilege``), or where its trace is
-    (``schemas.trace_context``). Requests of an envelope have none.
+    (``schemas.trace_context``). Requests of an envelope have none. The requests of a signed record share its ``seal``.
+    ``reply_topic`` is the one of the sender's user of the brokers, if the record names one.
     """
 
     offset: int
     value: bytes
     position: RequestPosition | None = None
     key: bytes | None = None
+    reply_topic: str | None = None
     way: AnswerWay | None = None
+    seal: Seal | None = None
 
 
 def resume_offset(
@@ -63,7 +70,9 @@ def resume_offset(
 class Gateway:
     """Decodes and checks the requests of one shard."""
 
-    def __init__(self, *, shard: int, node: str, secret: ClusterSecret) -> None:
+    def __init__(self, *, shard: int, node: str, secret: ClusterSecret, identities: Identities | None = None) -> None:
+        """Without ``identities``, requests need not be signed, and signatures are not looked at (``auth = none``)."""
+        self._identities = identities
         self._shard = shard
         self._node = node
         self._secret = secret
@@ -77,16 +86,33 @@ class Gateway:
             request = decode_as(Request, value)
         except Undecodable as error:
             return self.reject(received, error, now_ms)
+        if self._identities is not None:
+            return self._admit_signed(self._identities, request, received)
         if is_privileged(request.body) and not self._secret.proves(received.key, value):
             return self._unproven(request, received)
         return self._proposal(request, received)
+
+    def _admit_signed(self, identities: Identities, request: Request, received: Received) -> Proposal | Reply:
+        """Return what becomes of a request that must be signed, or be proved by the cluster's secret."""
+        privileged = is_privileged(request.body)
+        if privileged and self._secret.proves(received.key, received.value):
+            return self._proposal(request, received)
+        found = identities.of_request(received.seal, request)
+        if isinstance(found, Denied):
+            return self._refusal(request, received, found.status, found.message)
+        if privileged and not found.administrator:
+            what = (
+                f"{type(request.body).__name__} is for members and administrators, and user {request.caller} is neither"
+            )
+            return self._refusal(request, received, codes.PERMISSION_DENIED, what)
+        return self._proposal(request, received, found)
 
     def reject(self, received: Received, error: Undecodable, now_ms: int) -> Rejected:
         """Return the rejection of bytes that cannot be decoded."""
         reason = codes.UNKNOWN_SCHEMA if isinstance(error, UnknownSchema) else codes.UNDECODABLE
         return self._reject(received, reason, str(error), now_ms)
 
-    def _proposal(self, request: Request, received: Received) -> Proposal:
+    def _proposal(self, request: Request, received: Received, standing: ProvenCaller | None = None) -> Proposal:
         return Proposal(
             client_id=request.client_id,
             call_id=(request.call_id & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "big"),
@@ -94,12 +120,19 @@ class Gateway:
             first_sent_at_ms=request.first_sent_at_ms,
             request_type=type(request.body).__name__,
             body=request,
-            reply_to=request.reply_partition,
+            reply_to=request.reply_partition
+            if received.reply_topic is None
+            else (received.reply_topic, request.reply_partition),
             position=received.position,
             begins_batch=isinstance(request.body, BATCH_BEGINNERS),
             when_prepared=isinstance(request.body, SHARD_COMMANDS),
             answered_below=request.answered_below,
+            standing=standing,
         )
+
+    def _refusal(self, request: Request, received: Received, status: str, message: str) -> Reply:
+        response = refusal_response(request, self._shard, status, message)
+        return Reply(proposal=self._proposal(request, received), response=response)
 
     def _unproven(self, request: Request, received: Received) -> Reply:
         what = "has no proof of" if received.key is None else "has a proof of another secret than"
@@ -108,8 +141,7 @@ class Gateway:
             "cluster's secret: "
             "the sender needs the file that the setting 'cluster_secret_file' names"
         )
-        response = refusal_response(request, self._shard, codes.PERMISSION_DENIED, message)
-        return Reply(proposal=self._proposal(request, received), response=response)
+        return self._refusal(request, received, codes.PERMISSION_DENIED, message)
 
     def _oversize(self, received: Received, now_ms: int) -> Reply | Rejected:
         message = f"a request of {len(received.value)} bytes; at most {MAX_REQUEST_BYTES}"
@@ -117,8 +149,7 @@ class Gateway:
             request = decode_as(Request, received.value)
         except Undecodable:
             return self._reject(received, codes.REQUEST_TOO_LARGE, message, now_ms)
-        response = refusal_response(request, self._shard, codes.REQUEST_TOO_LARGE, message)
-        return Reply(proposal=self._proposal(request, received), response=response)
+        return self._refusal(request, received, codes.REQUEST_TOO_LARGE, message)
 
     def _reject(self, received: Received, reason: str, message: str, now_ms: int) -> Rejected:
         return Rejected(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from schemas.records.identity import ProvenCaller
 from schemas.records.messages import AllocatedBlock, CreatedSnapshot, KeySession, RequestBody
 from schemas.records.record import record
 from schemas.records.rows import BlockLocation
@@ -148,6 +149,8 @@ class RequestPreparation:
     object_id: int
     session_id: int
     blocks: list[BlockLocation]
+    standing: ProvenCaller | None = None
+    """What the leader knows of the caller; None if rights are not judged."""
 
 
 class Authorizer(Protocol):

@@ -11,6 +11,8 @@ Keys, UTF-8 (session and object ids in decimal), except pipelineTable's::
     datanodeTable  name                             DatanodeRow   (shard 0)
     snapshotTable  ``snapshots`` has its rows       SnapshotInfo
     inlineTable    object id                        the bytes of an inline key
+    prefixTable    ``prefixes`` has its rows        PrefixInfo
+    identityTable  ``users`` has its rows           UserRow, TokenRow (shard 0)
     usageTable     /volume/#usedNamespace           buckets in the volume
                    /volume/#allottedBytes           sum of their quotas in bytes
                    /volume/bucket/#usedBytes        committed bytes
@@ -212,12 +214,12 @@ def require_bucket(view: ReadView, volume: str, bucket: str) -> BucketInfo:
 
 def put_volume(tx: RowTransaction, info: VolumeInfo) -> None:
     """Write a volume's row."""
-    tx.put(VOLUME_TABLE, volume_key(info.volume), encode(info))
+    tx.put(VOLUME_TABLE, volume_key(info.volume), encode_at(info, tx.feature_level))
 
 
 def put_bucket(tx: RowTransaction, info: BucketInfo) -> None:
     """Write a bucket's row."""
-    tx.put(BUCKET_TABLE, bucket_key(info.volume, info.bucket), encode(info))
+    tx.put(BUCKET_TABLE, bucket_key(info.volume, info.bucket), encode_at(info, tx.feature_level))
 
 
 def put_key(tx: RowTransaction, key: bytes, info: KeyInfo) -> None:

@@ -14,8 +14,15 @@ import faust
 from faust.web import View
 
 from om_processors.errors import OMError
+from om_processors.identity.readers import question_of, reader_in
+from om_processors.namespace.access import Caller, require_on_bucket, require_on_key, require_on_volume
 from om_processors.namespace.context import ReadView
-from om_processors.namespace.names import SNAPSHOT_INDICATOR
+from om_processors.namespace.names import (
+    SNAPSHOT_INDICATOR,
+    check_bucket_name,
+    check_key_name,
+    check_volume_name,
+)
 from om_processors.serving import queries
 from om_processors.serving.consistency import LINEARIZABLE, SESSION, STALE, Consistency, NotReadable, parse_session
 from om_processors.serving.node_status import NodeStatus
@@ -28,7 +35,8 @@ from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.web import shard_pages
 from replicated_db.shell.web.metrics import CONTENT_TYPE
 from replicated_db.shell.web.scan_threads import ScansBusy, ScanThreads
-from schemas.result_codes import INVALID_REQUEST, OVERLOADED
+from schemas.access.acl import LIST, READ
+from schemas.result_codes import INVALID_REQUEST, OVERLOADED, PERMISSION_DENIED
 from schemas.sharding import shard_of
 
 Answer = tuple[int, Json]
@@ -102,33 +110,42 @@ class OMHttpApi:
         max_bytes = queries.MAX_PAGE_BYTES // len(self._replicas)
         for shard in self._replicas:
             listing, position = await self._read(
-                shard, query, lambda view: queries.list_volumes(view, prefix, start_after, limit, max_bytes), LISTINGS
-            )
+                shard, query,
+                lambda view: queries.list_volumes(view, prefix, start_after, limit, max_bytes, reader_in(query)),
+                LISTINGS,
+            )  # fmt: skip
             listings.append(listing)
             positions |= position
         return 200, {**queries.merge_listings(listings, limit), "positions": positions}
 
     async def volume(self, query: Any, volume: str) -> Answer:
         """Return a volume."""
-        return await self._of_volume(volume, query, lambda view: queries.volume_info(view, volume))
+        check_volume_name(volume)
+        allow = partial(require_on_volume, volume=volume, right=READ)
+        return await self._of_volume(volume, query, lambda view: queries.volume_info(view, volume), allow)
 
     async def buckets(self, query: Any, volume: str) -> Answer:
         """List a volume's buckets."""
         page = _page_of(query)
-        return await self._of_volume(volume, query, lambda view: queries.list_buckets(view, volume, *page), LISTINGS)
+        check_volume_name(volume)
+        allow = partial(require_on_volume, volume=volume, right=LIST)
+        ask = partial(_buckets, volume, page)
+        return await self._of_volume(volume, query, ask, allow, LISTINGS)
 
     async def bucket(self, query: Any, volume: str, bucket: str) -> Answer:
         """Return a bucket."""
-        return await self._of_volume(volume, query, lambda view: queries.bucket_info(view, volume, bucket))
+        allow = _on_bucket(volume, bucket, READ)
+        return await self._of_volume(volume, query, lambda view: queries.bucket_info(view, volume, bucket), allow)
 
     async def keys(self, query: Any, volume: str, bucket: str) -> Answer:
         """List a bucket's keys, or those of a snapshot if the prefix begins with ``.snapshot/``."""
         prefix, start_after, limit = page = _page_of(query)
         place = place_of(prefix)
+        allow = _on_bucket(volume, bucket, LIST)
         if place is None or prefix == SNAPSHOT_INDICATOR:  # keys of the bucket may begin so, and go on
-            return await self._of_volume(volume, query, partial(_keys, volume, bucket, page), LISTINGS)
+            return await self._of_volume(volume, query, partial(_keys, volume, bucket, page), allow, LISTINGS)
         ask = partial(self._snapshots.keys, self._shard_of(volume), volume, bucket, place, start_after, limit)
-        return await self._of_volume(volume, query, ask, SNAPSHOT_READS)
+        return await self._of_volume(volume, query, ask, allow, SNAPSHOT_READS)
 
     async def key(self, query: Any, volume: str, bucket: str) -> Answer:
         """Return a key, or one of a snapshot if its name begins with ``.snapshot/``.
@@ -139,28 +156,39 @@ class OMHttpApi:
         with_bytes = query.get("bytes", "false") == "true"
         place = place_of(name)
         if place is None:
+            check_place(volume, bucket)
+            check_key_name(name)
+            allow = partial(require_on_key, volume=volume, bucket=bucket, key=name, right=READ)
             ask = partial(queries.key_info, volume=volume, bucket=bucket, key=name, with_bytes=with_bytes)
-            return await self._of_volume(volume, query, ask)
-        ask = partial(self._snapshots.key, self._shard_of(volume), volume, bucket, place, with_bytes=with_bytes)
-        return await self._of_volume(volume, query, ask, SNAPSHOT_READS)
+            return await self._of_volume(volume, query, ask, allow)
+        ask = partial(
+            self._snapshots.key, self._shard_of(volume), volume, bucket, place, with_bytes=with_bytes,
+            reader=reader_in(query),
+        )  # fmt: skip
+        return await self._of_volume(volume, query, ask, None, SNAPSHOT_READS)
 
     async def snapshots(self, query: Any, volume: str, bucket: str) -> Answer:
         """List a bucket's active snapshots."""
         page = _page_of(query)
         ask = partial(_snapshots, volume, bucket, page)
-        return await self._of_volume(volume, query, ask, LISTINGS)
+        return await self._of_volume(volume, query, ask, _on_bucket(volume, bucket, LIST), LISTINGS)
 
     async def snapshot(self, query: Any, volume: str, bucket: str, snapshot: str) -> Answer:
         """Return a snapshot, with what it takes on this node's disk."""
         ask = partial(self._snapshots.info, self._shard_of(volume), volume, bucket, snapshot)
-        return await self._of_volume(volume, query, ask, SNAPSHOT_READS)
+        return await self._of_volume(volume, query, ask, _on_bucket(volume, bucket, READ), SNAPSHOT_READS)
 
     def _shard_of(self, volume: str) -> int:
         return shard_of(volume, len(self._replicas))
 
     async def _of_volume(
-        self, volume: str, query: Any, ask: Callable[[ReadView], Json], threads: ScanThreads | None = None
-    ) -> Answer:
+        self, volume: str, query: Any, ask: Callable[[ReadView], Json], allow: Callable[..., None] | None,
+        threads: ScanThreads | None = None,
+    ) -> Answer:  # fmt: skip
+        """Answer from a snapshot of a shard, once ``allow`` has let the reader pass there (None: ``ask`` judges)."""
+        reader = reader_in(query)
+        if reader is not None and allow is not None:
+            ask = partial(_allowed, allow, reader, ask)
         answer, positions = await self._read(self._shard_of(volume), query, ask, threads)
         return 200, {**answer, "positions": positions}
 
@@ -221,6 +249,27 @@ class OMHttpApi:
         return shard_pages.replica_of(self._replicas, shard)
 
 
+def _allowed(allow: Callable[..., None], reader: Caller, ask: Callable[[ReadView], Json], view: ReadView) -> Json:
+    allow(view, reader)
+    return ask(view)
+
+
+def _on_bucket(volume: str, bucket: str, right: int) -> Callable[..., None]:
+    """Return the question for a right on a bucket; raises OMError for illegal names."""
+    check_place(volume, bucket)
+    return partial(require_on_bucket, volume=volume, bucket=bucket, right=right)
+
+
+def check_place(volume: str, bucket: str) -> None:
+    """Raise OMError for illegal names."""
+    check_volume_name(volume)
+    check_bucket_name(bucket)
+
+
+def _buckets(volume: str, page: tuple[str, str, int], view: ReadView) -> Json:
+    return queries.list_buckets(view, volume, *page)
+
+
 def _keys(volume: str, bucket: str, page: tuple[str, str, int], view: ReadView) -> Json:
     return queries.list_keys(view, volume, bucket, *page)
 
@@ -239,7 +288,8 @@ async def answered(ask: Callable[[], Awaitable[Answer]]) -> Answer:
     try:
         return await ask()
     except OMError as error:
-        return (404 if error.status.endswith("_NOT_FOUND") else 400), {"error": error.status, "message": error.message}
+        status = 403 if error.status == PERMISSION_DENIED else 404 if error.status.endswith("_NOT_FOUND") else 400
+        return status, {"error": error.status, "message": error.message}
     except shard_pages.BadQuery as error:
         return 400, {"error": INVALID_REQUEST, "message": str(error)}
     except NotReadable as error:
@@ -251,5 +301,5 @@ async def answered(ask: Callable[[], Awaitable[Answer]]) -> Answer:
 def _page(app: faust.App, path: str, handler: Callable[..., Awaitable[Answer]]) -> None:
     @app.page(path, name=f"v1{path}")
     async def page(view: View, request: Any, **parts: str) -> Any:
-        status, body = await answered(lambda: handler(request.query, **parts))
+        status, body = await answered(lambda: handler(question_of(request), **parts))
         return view.json(body, status=status)

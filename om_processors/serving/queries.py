@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 
 from om_processors.errors import OMError
 from om_processors.namespace import snapshots, tables
+from om_processors.namespace.access import Caller, may_see_volume
 from om_processors.namespace.context import ReadView
 from om_processors.namespace.names import check_bucket_name, check_key_name, check_text, check_volume_name, shown
 from om_processors.serving.views import Json, bucket_json, key_json, listed_key_json, snapshot_json, volume_json
@@ -80,13 +81,18 @@ def snapshot_info(view: ReadView, volume: str, bucket: str, snapshot: str) -> Js
 
 def list_volumes(
     view: ReadView, prefix: str = "", start_after: str = "", limit: int = DEFAULT_LIMIT,
-    max_bytes: int = MAX_PAGE_BYTES,
+    max_bytes: int = MAX_PAGE_BYTES, reader: Caller | None = None,
 ) -> Json:  # fmt: skip
-    """List the volumes of one shard with their usage; :func:`merge_listings` joins several shards'."""
-    return _listing(
-        view, VOLUME_TABLE, b"/", (prefix, start_after, limit, max_bytes),
-        lambda v: volume_json(view, tables.decode_volume(v)),
-    )  # fmt: skip
+    """List the volumes of one shard with their usage, those that ``reader`` may see (None: all).
+
+    :func:`merge_listings` joins several shards'.
+    """
+
+    def seen(value: bytes) -> Json | None:
+        info = tables.decode_volume(value)
+        return volume_json(view, info) if reader is None or may_see_volume(reader, info) else None
+
+    return _listing(view, VOLUME_TABLE, b"/", (prefix, start_after, limit, max_bytes), seen)
 
 
 def list_buckets(
@@ -165,9 +171,12 @@ def _page(entries: list[Json], *, next_after: str | None = None) -> Json:
 
 
 def _listing(
-    view: ReadView, cf: str, base: bytes, page: tuple[str, str, int, int], to_json: Callable[[bytes], Json]
+    view: ReadView, cf: str, base: bytes, page: tuple[str, str, int, int], to_json: Callable[[bytes], Json | None]
 ) -> Json:
-    """List the rows under ``base`` whose names (rest of the key) fit ``page`` (prefix, start_after, limit, bytes)."""
+    """List the rows under ``base`` whose names (rest of the key) fit ``page`` (prefix, start_after, limit, bytes).
+
+    A row of which ``to_json`` makes None is not listed.
+    """
     prefix, start_after, limit, max_bytes = page
     check_limit(limit)
     check_text("prefix", prefix)
@@ -180,9 +189,11 @@ def _listing(
     size, last = 0, b""
     if start < stop:
         for key, value in view.iterate(cf, start, stop):
+            if (entry := to_json(value)) is None:
+                continue
             size += len(key) + len(value)
             if len(entries) == limit or (entries and size > max_bytes):
                 return _page(entries, next_after=last.decode())
-            entries.append(to_json(value))
+            entries.append(entry)
             last = key[len(base) :]
     return _page(entries)

@@ -22,7 +22,9 @@ import faust
 from faust.web import View
 
 from om_processors.errors import OMError
+from om_processors.identity.readers import question_of, reader_in
 from om_processors.namespace import snapshots, tables
+from om_processors.namespace.access import Caller, require_on_bucket
 from om_processors.namespace.context import ReadView
 from om_processors.namespace.names import check_bucket_name, check_snapshot_name, check_volume_name
 from om_processors.serving import queries
@@ -45,6 +47,8 @@ from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.rocks import RocksStore
 from replicated_db.shell.web import shard_pages
 from replicated_db.shell.web.scan_threads import ScanThreads
+from schemas.access.acl import LIST
+from schemas.column_families import BUCKET_TABLE, VOLUME_TABLE
 from schemas.records.rows import ACTIVE, SnapshotInfo
 from schemas.result_codes import INVALID_REQUEST, OVERLOADED, SNAPSHOT_DIFF_NOT_FOUND, SNAPSHOT_UNREADABLE
 from schemas.sharding import shard_of
@@ -90,19 +94,19 @@ class SnapshotDiffApi:
         @app.page("/v1/volumes/{volume}/buckets/{bucket}/snapshot-diffs")
         class BeginDiffPage(View):
             async def post(view, request: Any, volume: str, bucket: str) -> Any:  # noqa: N805 - Faust's signature
-                status, body = await answered(partial(api.begin, request.query, volume, bucket))
+                status, body = await answered(partial(api.begin, question_of(request), volume, bucket))
                 return view.json(body, status=status)
 
         @app.page("/v1/snapshot-diffs/{job}")
         class DiffPage(View):
             async def get(view, request: Any, job: str) -> Any:  # noqa: N805 - Faust's signature
-                status, body = await answered(partial(api.look, request.query, job))
+                status, body = await answered(partial(api.look, question_of(request), job))
                 return view.json(body, status=status)
 
         @app.page("/v1/snapshot-diffs/{job}/cancel")
         class CancelDiffPage(View):
-            async def post(view, request: Any, job: str) -> Any:  # noqa: ARG002, N805 - Faust's signature
-                status, body = await answered(partial(api.cancel, job))
+            async def post(view, request: Any, job: str) -> Any:  # noqa: N805 - Faust's signature
+                status, body = await answered(partial(api.cancel, job, reader_in(question_of(request))))
                 return view.json(body, status=status)
 
     async def begin(self, query: Any, volume: str, bucket: str) -> Answer:
@@ -121,6 +125,8 @@ class SnapshotDiffApi:
         position, _, snapshot = replica.snapshot()
         try:
             self._consistency.refuse_flagged(shard)
+            if (reader := reader_in(query)) is not None:
+                require_on_bucket(snapshot, reader, volume, bucket, LIST)
             request, rows = _request(snapshot, volume, bucket, older, newer)
         finally:
             snapshot.close()
@@ -148,6 +154,7 @@ class SnapshotDiffApi:
         limit = shard_pages.number(query, "limit", queries.DEFAULT_LIMIT, 1, queries.MAX_LIMIT)
         start_after = _place(query.get("start_after", ""))
         job = self._job(job_id)
+        self._require_list(job, reader_in(query))
         read = partial(self._looked_at, start_after=start_after, limit=limit)
         return 200, await PAGES.run(_Look(job), lambda look: read(look.job))
 
@@ -163,14 +170,26 @@ class SnapshotDiffApi:
             return {**answer, "truncated": False}
         return {**answer, "truncated": True, "next_after": page.next_after.hex()}
 
-    async def cancel(self, job_id: str) -> Answer:
-        """Stop a job; raises OMError if it has ended."""
+    async def cancel(self, job_id: str, reader: Caller | None = None) -> Answer:
+        """Stop a job; raises OMError if it has ended, or if the ``reader`` may not list the bucket (None: anybody)."""
         job = self._job(job_id)
+        self._require_list(job, reader)
         try:
             job.on(JobEvent.CANCEL)
         except RefusedEvent as error:
             raise OMError(INVALID_REQUEST, f"snapshot diff {job_id} cannot be cancelled: {error}") from error
         return 200, self._described(job)
+
+    def _require_list(self, job: DiffJob, reader: Caller | None) -> None:
+        """Judge again, by the rows as they are now: a job may be another's, and a right may be gone."""
+        if reader is None:
+            return
+        request = job.request
+        _, rows = self._replicas[shard_of(request.volume, len(self._replicas))].moment((VOLUME_TABLE, BUCKET_TABLE))
+        try:
+            require_on_bucket(rows, reader, request.volume, request.bucket, LIST)
+        finally:
+            rows.close()
 
     def _job(self, job_id: str) -> DiffJob:
         try:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from om_processors.errors import OMError
+from om_processors.namespace.access import Caller, require_on_bucket, require_on_key
 from om_processors.namespace.context import ReadView
 from om_processors.namespace.names import check_text, shown
 from om_processors.serving import queries
@@ -25,6 +26,7 @@ from om_processors.snapshots.core.snapshot_paths import SnapshotPlace, after_in,
 from om_processors.snapshots.open_snapshots import OpenSnapshots
 from replicated_db.core.applying.replica import Replica
 from replicated_db.shell.web.scan_threads import ScanThreads
+from schemas.access.acl import READ
 from schemas.records.rows import SnapshotInfo
 from schemas.result_codes import INVALID_KEY_NAME, INVALID_REQUEST, KEY_NOT_FOUND
 
@@ -39,6 +41,11 @@ NO_CHECKPOINT = "SNAPSHOT_UNREADABLE"
 Found = TypeVar("Found")
 
 
+def _after(allow: Callable[[ReadView], None], ask: Callable[[ReadView], Json], rows: ReadView) -> Json:
+    allow(rows)
+    return ask(rows)
+
+
 class SnapshotReads:
     """What one node reads of snapshots. ``opened`` has the checkpoints, ``replicas`` the rows as they are now."""
 
@@ -48,20 +55,29 @@ class SnapshotReads:
         self._opened = opened
 
     def key(
-        self, shard: int, volume: str, bucket: str, place: SnapshotPlace, view: ReadView, *, with_bytes: bool = False
-    ) -> Json:
+        self, shard: int, volume: str, bucket: str, place: SnapshotPlace, view: ReadView, *, with_bytes: bool = False,
+        reader: Caller | None = None,
+    ) -> Json:  # fmt: skip
         """Return a key as it was, under its name in the snapshot; raises OMError, NotReadable, SnapshotsBusy.
 
-        ``with_bytes`` as in ``queries.key_info``.
+        ``with_bytes`` as in ``queries.key_info``. A ``reader`` needs the right READ: on volume and bucket as they are
+        now, on the key and its prefix as they are in the snapshot.
         """
         name = beginning(place.snapshot) + place.rest
         if not place.snapshot or not place.rest:
             what = "a snapshot, not a key in it" if place.snapshot else "no snapshot"
             asked = shown(name if place.snapshot else ".snapshot/")
             raise OMError(INVALID_KEY_NAME, f"{asked} names {what}: '.snapshot/NAME/KEY' names a key of a snapshot")
+        if reader is not None:
+            require_on_bucket(view, reader, volume, bucket, READ)
         info = queries.find_snapshot(view, volume, bucket, place.snapshot)
         try:
-            ask = partial(queries.key_info, volume=volume, bucket=bucket, key=place.rest, with_bytes=with_bytes)
+            ask: Callable[[ReadView], Json] = partial(
+                queries.key_info, volume=volume, bucket=bucket, key=place.rest, with_bytes=with_bytes
+            )
+            if reader is not None:
+                allow = partial(require_on_key, view, reader, volume, bucket, place.rest, READ)
+                ask = partial(_after, allow, ask)
             found = self._read(shard, info, ask)
         except OMError as error:
             if error.status != KEY_NOT_FOUND:

@@ -11,9 +11,17 @@ from schemas.records.rows import BlockLocation, BucketInfo, KeyInfo, SnapshotInf
 
 Json = dict[str, Any]
 
-_VOLUME_FIELDS = tuple(field.name for field in fields(VolumeInfo))
-_BUCKET_FIELDS = tuple(field.name for field in fields(BucketInfo))
-_KEY_FIELDS = tuple(field.name for field in fields(KeyInfo))
+_NOT_SHOWN = frozenset({"acls", "prefixes"})
+"""Lists of access control are read by a page of their own: they need a right of their own."""
+
+
+def _shown(row: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(row) if field.name not in _NOT_SHOWN)
+
+
+_VOLUME_FIELDS = _shown(VolumeInfo)
+_BUCKET_FIELDS = _shown(BucketInfo)
+_KEY_FIELDS = _shown(KeyInfo)
 _BLOCK_FIELDS = tuple(field.name for field in fields(BlockLocation))
 _SNAPSHOT_FIELDS = tuple(field.name for field in fields(SnapshotInfo))
 

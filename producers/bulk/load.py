@@ -260,7 +260,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     failed = False
     limit = max(*options.in_flight, Policy().max_in_flight)
-    with Client(options.bootstrap_servers, caller=options.caller, max_in_flight=limit) as client:
+    brokers = "" if options.nodes else options.bootstrap_servers
+    with Client(brokers, nodes=options.nodes, caller=options.caller, max_in_flight=limit) as client:
         ensure_places(client, [(options.volume, options.bucket)])
         for in_flight in options.in_flight:
             spec = LoadSpec(
@@ -292,6 +293,7 @@ def _parser() -> argparse.ArgumentParser:
         prog=f"python -m {__package__}.load", description="createKey + commitKey in a closed loop"
     )
     parser.add_argument("--bootstrap-servers", default="127.0.0.1:9092")
+    parser.add_argument("--nodes", nargs="+", default=[], help="go straight to the leaders, which these nodes name")
     parser.add_argument("--caller", default=None)
     parser.add_argument("--volume", default="load")
     parser.add_argument("--bucket", default="load")

@@ -31,6 +31,14 @@ class ListedBucket(BucketInfo):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AclView:
+    """An access control list: its entries, as ``schemas.access.acl`` writes them, and the owner; a prefix has none."""
+
+    owner: str
+    acls: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotDiffEntry:
     """One difference between two states of a bucket.
 

@@ -9,8 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
+from producers.errors import InvalidArgument
 from producers.requests import arguments
 from producers.requests.arguments import MAX_LONG, number, optional_quota, optional_text, quota, text
+from schemas.access.acl import BUCKET, KEY, PREFIX, VOLUME, parse_acl
+from schemas.access.credentials import Credentials
+from schemas.records.identity import (
+    CancelDelegationToken,
+    ChangeAcl,
+    GetDelegationToken,
+    RenewDelegationToken,
+)
 from schemas.records.log import FORCED
 from schemas.records.messages import (
     AllocateBlock,
@@ -28,11 +37,12 @@ from schemas.records.messages import (
     RenameKey,
     RenameSnapshot,
     RequestBody,
+    Response,
     SetBucketProperty,
     SetSnapshotProperty,
     SetVolumeProperty,
 )
-from schemas.records.rows import BlockLocation
+from schemas.records.rows import Acl, BlockLocation
 from schemas.sharding import MAX_SHARDS
 
 MAX_INT = (1 << 31) - 1
@@ -200,6 +210,63 @@ def set_snapshot_properties(
         snapshot=text("snapshot", snapshot),
         properties=arguments.texts_by_name("properties", properties),
     )
+
+
+def change_acl(change: str, volume: str, bucket: str, key: str, prefix: str, acls: Sequence[str]) -> ChangeAcl:
+    """Return a checked ChangeAcl of the object that is named: a key, a prefix, a bucket or a volume."""
+    kind, name = acl_object(volume, bucket, key, prefix)
+    entries: list[Acl] = []
+    for one in arguments.sequence("acls", acls, str, "str"):
+        try:
+            entries.append(parse_acl(one))
+        except ValueError as error:
+            raise InvalidArgument("acls", str(error)) from error
+    return ChangeAcl(kind=kind, volume=volume, bucket=bucket, name=name, change=change, acls=entries)
+
+
+def acl_object(volume: str, bucket: str, key: str, prefix: str) -> tuple[str, str]:
+    """Return what kind of object is named, and its name in the bucket; raises TypeError or InvalidArgument."""
+    for name, value in (("volume", volume), ("bucket", bucket), ("key", key), ("prefix", prefix)):
+        text(name, value)
+    if key and prefix:
+        raise InvalidArgument("prefix", "cannot be given together with a key")
+    if (key or prefix) and not bucket:
+        raise InvalidArgument("bucket", "must name the bucket of the key or prefix")
+    if prefix:
+        return PREFIX, prefix
+    return (KEY, key) if key else (BUCKET if bucket else VOLUME, "")
+
+
+def get_delegation_token(renewer: str) -> GetDelegationToken:
+    """Return a checked GetDelegationToken."""
+    return GetDelegationToken(renewer=text("renewer", renewer))
+
+
+def renew_delegation_token(token: Credentials) -> RenewDelegationToken:
+    """Return a checked RenewDelegationToken."""
+    owner, number = _delegated(token)
+    return RenewDelegationToken(owner=owner, number=number)
+
+
+def cancel_delegation_token(token: Credentials) -> CancelDelegationToken:
+    """Return a checked CancelDelegationToken."""
+    owner, number = _delegated(token)
+    return CancelDelegationToken(owner=owner, number=number)
+
+
+def _delegated(token: Credentials) -> tuple[str, int]:
+    if not isinstance(token, Credentials):
+        raise TypeError(f"token must be Credentials, not {type(token).__name__}")
+    if not token.name.number:
+        raise InvalidArgument("token", f"must be a delegation token, not {token.user}'s own credentials")
+    return token.user, token.name.number
+
+
+def token_of(credentials: Credentials | None, response: Response) -> Credentials:
+    """Return the delegation token that a response to GetDelegationToken has made: its secret is derived here."""
+    if credentials is None:
+        raise InvalidArgument("credentials", "must be given to the client: a delegation token is derived from them")
+    return credentials.of_token(response.index)
 
 
 def log_digest_base(

@@ -28,7 +28,7 @@ from schemas.codecs.converters import record_decoder
 from schemas.codecs.decompiler import Decoder
 from schemas.codecs.registry import FINGERPRINT_BYTES, MARKER, registry
 from schemas.features import LATEST, version_at
-from schemas.records import datanode, door, log, messages, rows
+from schemas.records import datanode, door, identity, log, messages, rows
 
 try:
     from schemas.native import compile_decoder, compile_encoder
@@ -45,8 +45,11 @@ TOP_LEVEL: tuple[type, ...] = (
     messages.Request, messages.Requests, messages.PreparedRequest, messages.Response, messages.Responses,
     messages.Rejected, messages.AuditReport, messages.Verdict, messages.WindowStats,
     rows.VolumeInfo, rows.BucketInfo, rows.KeyInfo, rows.DatanodeRow, rows.SnapshotInfo,
+    identity.PrefixInfo, identity.UserRow, identity.TokenRow,
     datanode.Hello, datanode.OpenStream, datanode.PutBlock, datanode.BlockCommitted, datanode.WatchBlock,
-    datanode.BlockWatched, datanode.GetBlock, datanode.BlockInfo, datanode.ReadBlock, datanode.SalvageBlock,
+    datanode.BlockWatched, datanode.OpenBlocks, datanode.WriteBlocks, datanode.BlocksWritten, datanode.PutBlocks,
+    datanode.BlocksCommitted, datanode.WatchBlocks, datanode.BlocksWatched, datanode.GetBlock, datanode.BlockInfo,
+    datanode.ReadBlock, datanode.SalvageBlock,
     datanode.WriteChunk, datanode.ChunkWritten, datanode.DeleteBlocks, datanode.BlocksDeleted, datanode.OpenPipeline,
     datanode.ClosePipeline, datanode.CloseContainer, datanode.FetchContainer, datanode.ListContainer,
     datanode.ContainerBlocks, datanode.Forwarded, datanode.Accepted, datanode.StreamError, datanode.Heartbeat,
@@ -73,7 +76,7 @@ class UnknownSchema(Undecodable):
 
 def _classes() -> dict[str, type]:
     """Return every record class by name, nested ones included."""
-    modules = (log, messages, rows, datanode, door)
+    modules = (log, messages, rows, datanode, door, identity)
     return {name: cls for module in modules for name, cls in vars(module).items() if isinstance(cls, type)}
 
 

@@ -9,6 +9,7 @@ from dataclasses import field
 from typing import get_args
 
 from schemas.records.datanode import Member
+from schemas.records.identity import ChangeAcl, ProvenCaller, TokenRequest, UserRequest
 from schemas.records.record import record
 from schemas.records.rows import BlockLocation
 from schemas.sharding import SYSTEM_SHARD, shard_of
@@ -299,6 +300,9 @@ FleetRequest = CreatePipeline | RetirePipeline | SetDatanodeState
 FLEET_REQUESTS: tuple[type, ...] = get_args(FleetRequest)
 """Their classes."""
 
+SystemRequest = FleetRequest | UserRequest | TokenRequest
+"""Requests without a volume that live in the system shard."""
+
 RequestBody = (
     CreateVolume
     | SetVolumeProperty
@@ -316,6 +320,9 @@ RequestBody = (
     | ShardCommand
     | FleetRequest
     | LeaderRequest
+    | UserRequest
+    | TokenRequest
+    | ChangeAcl
 )
 
 
@@ -327,7 +334,7 @@ def shard_of_request(body: RequestBody, shards: int) -> int:
     """
     if isinstance(body, ShardCommand | LeaderRequest):
         return body.shard
-    return SYSTEM_SHARD if isinstance(body, FleetRequest) else shard_of(body.volume, shards)
+    return SYSTEM_SHARD if isinstance(body, SystemRequest) else shard_of(body.volume, shards)
 
 
 @record
@@ -353,6 +360,8 @@ class PreparedRequest:
     blocks: list[BlockLocation]
     status: str
     message: str
+    standing: ProvenCaller | None = None
+    """What the leader knows of the caller; None if rights are not judged."""
 
 
 @record

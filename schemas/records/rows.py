@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import field
+
 from schemas.records.record import record
 
 NEVER_WRITTEN = (1 << 63) - 1
@@ -28,6 +30,16 @@ class BlockLocation:
 
 
 @record
+class Acl:
+    """Entry of an access control list (``schemas.access.acl``): who has which rights, a sum of bits."""
+
+    type: str
+    name: str
+    rights: int
+    scope: str
+
+
+@record
 class VolumeInfo:
     """Row of volumeTable."""
 
@@ -40,11 +52,12 @@ class VolumeInfo:
     quota_in_namespace: int
     creation_time_ms: int
     modification_time_ms: int
+    acls: list[Acl] = field(default_factory=list)
 
 
 @record
 class BucketInfo:
-    """Row of bucketTable."""
+    """Row of bucketTable. ``prefixes`` is how many rows of prefixTable the bucket has."""
 
     volume: str
     bucket: str
@@ -56,6 +69,8 @@ class BucketInfo:
     quota_in_namespace: int
     creation_time_ms: int
     modification_time_ms: int
+    acls: list[Acl] = field(default_factory=list)
+    prefixes: int = 0
 
 
 @record
@@ -78,6 +93,7 @@ class KeyInfo:
     creation_time_ms: int
     modification_time_ms: int
     inline: bool = False
+    acls: list[Acl] = field(default_factory=list)
 
 
 @record

@@ -33,6 +33,9 @@ Up to this limit (100 by default) Spark compiles a stage as a whole, once. Beyon
 compiles its projections anew, and reads Hadoop's configuration again for each record type.
 """
 
+SECRET_OPTIONS = "(?i)url|secret|password|token|jaas|keystore|access[.]?key"  # noqa: S105 - names, no secrets
+"""Names of options and settings whose values Spark never shows."""
+
 LOG_LEVEL = "ERROR"
 """What Spark logs."""
 
@@ -166,6 +169,9 @@ def _queries(settings: SparkSettings) -> dict[str, str]:
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.streaming.stopTimeout": "30000",
         "spark.sql.streaming.metricsEnabled": "false",
+        # Plans are printed with their sources' options, and those may hold passwords and keys.
+        "spark.sql.redaction.options.regex": SECRET_OPTIONS,
+        "spark.redaction.regex": SECRET_OPTIONS,
         "spark.sql.streaming.noDataMicroBatches.enabled": str(settings.empty_batches).lower(),
         **settings.more,
     }

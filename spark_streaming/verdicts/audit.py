@@ -18,6 +18,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from schemas.codecs.codec import encode_at
 from schemas.features import INITIAL, LATEST
+from schemas.kafka.connection import Brokers
 from schemas.records.datanode import BlockReport
 from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG
@@ -81,7 +82,7 @@ _ROW = ("source", "offset", "appended_ms", "key", "value")
 
 def audit(
     rows: DataFrame, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool = True, cluster: str = "",
-    bootstrap_servers: str = "", window_ms: int = 0,
+    bootstrap_servers: Brokers = "", window_ms: int = 0,
 ) -> DataFrame:  # fmt: skip
     """Audit a stream of AUDIT_SCHEMA rows with their TASK; return findings (FINDING_SCHEMA).
 
@@ -148,7 +149,7 @@ class AuditProcessor(StatefulProcessor):
 
     def __init__(
         self, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool, cluster: str = "",
-        bootstrap_servers: str = "", window_ms: int = 0,
+        bootstrap_servers: Brokers = "", window_ms: int = 0,
     ) -> None:  # fmt: skip
         self._window_ms = window_ms
         self._logs = {log.name: log for log in logs}

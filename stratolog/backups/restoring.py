@@ -290,7 +290,7 @@ def _stage_rows(
 
 
 def _check_log(settings: Settings, shard: int, topic: str, begun: NewLog) -> None:
-    log = KafkaLog(settings.bootstrap_servers, OM_LOG, shard, topic)
+    log = KafkaLog(settings.connection, OM_LOG, shard, topic)
     try:
         check_log_is(f"{OM_LOG}/{shard}", log, begun)
     finally:
@@ -298,8 +298,8 @@ def _check_log(settings: Settings, shard: int, topic: str, begun: NewLog) -> Non
 
 
 def _begin_log(settings: Settings, shard: int, topic: str, begun: NewLog) -> None:
-    log = KafkaLog(settings.bootstrap_servers, OM_LOG, shard, topic)
-    records = KafkaRecords(settings.bootstrap_servers, OM_LOG, shard, topic)
+    log = KafkaLog(settings.connection, OM_LOG, shard, topic)
+    records = KafkaRecords(settings.connection, OM_LOG, shard, topic)
     try:
         begin_log(f"{OM_LOG}/{shard}", log, begun, records.delete_before)
     finally:

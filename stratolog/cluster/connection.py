@@ -16,6 +16,7 @@ from stratolog.configuration.node_configs import inline_bytes
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.tracing import tracer_of
 from stratolog.errors import Unavailable, UsageError
+from stratolog.nodes.node_http import url_of
 
 if TYPE_CHECKING:
     from producers.blocks.core.topology import Shape
@@ -32,7 +33,7 @@ INTERRUPTED_CLOSE_MS = 200
 
 def node_urls(settings: Settings) -> list[str]:
     """Return the addresses of the nodes' HTTP servers."""
-    return [f"http://{node.address}" for node in settings.nodes]
+    return [url_of(node.address) for node in settings.nodes]
 
 
 def stream_options(settings: Settings) -> StreamOptions:
@@ -68,20 +69,24 @@ def client_of(
 
     check_brokers(settings)
     check_leaders(settings)
-    secret = settings.secret() if operator else None
+    credentials = settings.credentials()
+    # An administrator needs no secret of the cluster's; without credentials its absence is an error that says so.
+    secret = settings.secret() if operator and (credentials is None or settings.secret_file.exists()) else None
     deadline_ms = min(settings.request_timeout_ms, patience_ms or settings.request_timeout_ms)
     with tracer_of(settings, "stratolog-command") as tracer:
         try:
             client = Client(
-                settings.bootstrap_servers,
-                caller=settings.caller,
+                settings.connection,
+                caller=settings.caller if credentials is None else None,
                 deadline_ms=deadline_ms,
                 max_in_flight=max(settings.max_in_flight, in_flight),
                 read_from=node_urls(settings),
                 connect_timeout_ms=min(CONNECT_TIMEOUT_MS, deadline_ms),
                 streams=stream_options(settings),
                 cluster_secret=secret,
+                credentials=credentials,
                 tracer=tracer,
+                tls=settings.tls_files(),
             )
         except ValueError as error:
             raise UsageError(str(error)) from error
@@ -110,9 +115,12 @@ def reads_of(
     from producers.reads.reads import Reads
 
     check_nodes(settings, None if node is None else {settings.node(node).name})
-    urls = [f"http://{settings.node(node).address}"] if node else node_urls(settings)
+    urls = [url_of(settings.node(node).address)] if node else node_urls(settings)
     known = positions or {}
-    reads = Reads(urls, deadline_ms=min(settings.request_timeout_ms, PATIENCE_MS), positions=lambda: known)
+    reads = Reads(
+        urls, deadline_ms=min(settings.request_timeout_ms, PATIENCE_MS), positions=lambda: known, tls=settings.tls(),
+        credentials=settings.credentials(),
+    )  # fmt: skip
     try:
         yield reads
     except NotConnected as error:

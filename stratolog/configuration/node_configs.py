@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from schemas.small_objects import DEFAULT_INLINE_BYTES
 from stratolog.configuration.settings import Settings
+from stratolog.configuration.settings_values import NodeAddress
+from stratolog.errors import UsageError
 
 if TYPE_CHECKING:
     from datanode_processors.config import DatanodeConfig
     from om_processors.config import NodeConfig
+    from schemas.security.tls import ProcessTls
 
 
 def node_config(settings: Settings, name: str) -> NodeConfig:
@@ -25,7 +29,7 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
         cluster=settings.cluster,
         address_host=own.host,
         address_port=own.port,
-        bootstrap_servers=settings.bootstrap_servers,
+        bootstrap_servers=settings.connection,
         shards=settings.shards,
         replicas=tuple(node.name for node in settings.nodes),
         data_dir=settings.node_folder(own.name),
@@ -46,12 +50,44 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
         peers=_peers(settings, own.name),
         node_addresses=tuple((node.name, node.address) for node in settings.nodes),
         **_log_keeping(settings),
+        auth=_auth(settings, own),
         secret=settings.secret(),
+        tls=server_tls(settings),
         http_hosts=settings.own_hosts(),
         log_level=settings.log_level,
         log_format=settings.log_format,
         write_audit=settings.write_audit,
     )
+
+
+def server_tls(settings: Settings) -> ProcessTls | None:
+    """Return how a process that others call speaks TLS; raises UsageError without a certificate of its own."""
+    if settings.tls_ca_file is not None and settings.tls_certificate_file is None:
+        raise UsageError("setting 'tls_ca_file' is given, and a node or datanode needs 'tls_certificate_file' with it")
+    return settings.tls()
+
+
+def _auth(settings: Settings, own: NodeAddress) -> str:
+    """Return whom a node believes; raises UsageError for ``none`` where other machines reach the node."""
+    auth = settings.auth or "none"
+    if auth == "none" and not settings.auth_none_anywhere and not is_loopback(own.host):
+        raise UsageError(
+            f"setting 'auth' is none, and node {own.name} listens at {own.host}, where other machines reach it: "
+            "'auth = \"signed\"' has users sign, 'auth_none_anywhere = true' lets anybody do everything"
+        )
+    return auth
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine reaches a host.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("om1")
+    (True, True, False, False)
+    """
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def inline_bytes(settings: Settings) -> int:
@@ -94,7 +130,7 @@ def datanode_config(settings: Settings, name: str) -> DatanodeConfig:
         host=own.host,
         port=own.port,
         http_port=own.http_port,
-        bootstrap_servers=settings.bootstrap_servers,
+        bootstrap_servers=settings.connection,
         data_dir=settings.data_dir / "datanodes" / own.name,
         rack=settings.rack_of(own.name),
         fsync=settings.datanode_fsync,
@@ -104,6 +140,7 @@ def datanode_config(settings: Settings, name: str) -> DatanodeConfig:
         container_bytes=settings.container_bytes,
         **_log_keeping(settings),
         secret=settings.secret(),
+        tls=server_tls(settings),
         http_hosts=settings.own_hosts(),
         log_level=settings.log_level,
         log_format=settings.log_format,

@@ -21,10 +21,12 @@ from om_processors.namespace import ids, snapshots, tables
 from schemas.codecs.codec import decode, decode_as
 from schemas.column_families import DELETED_TABLE, KEY_TABLE, OPEN_KEY_TABLE
 from schemas.datanode_states import DATANODE_STATES
+from schemas.records import identity as i
 from schemas.records import messages as m
 from schemas.records.datanode import Member
 from schemas.records.log import LATE_MODE, LEADER_MODE, REQUEST_MODES, Mode
 from schemas.records.messages import Response
+from schemas.records.rows import Acl
 from tests.support.om.late_world import NODES, LateNode, LateWorld
 
 VOLUMES = st.sampled_from(["vol1"] * 5 + ["vol2", "NO"])
@@ -44,6 +46,20 @@ MEMBERS = st.lists(
 BACK = st.integers(0, 12)
 """How many requests ago the session began that a request is for."""
 
+USERS = st.sampled_from(["ann", "ann", "ben", "operator"])
+ACLS = st.builds(
+    Acl, type=st.sampled_from(["USER", "GROUP", "WORLD"]), name=st.sampled_from(["", "ann", "ben", "g"]),
+    rights=st.sampled_from([0, 1, 2, 4, 7, 127, 128]), scope=st.sampled_from(["ACCESS", "ACCESS", "DEFAULT"]),
+)  # fmt: skip
+CALLERS: st.SearchStrategy[tuple[str, i.ProvenCaller | None]] = st.sampled_from(
+    [
+        ("ann", None), ("ann", None), ("ben", None),
+        *((name, i.ProvenCaller(administrator=False, groups=groups, generation=3, token=token))
+          for name in ("ann", "ben") for groups in ([], ["g"]) for token in (0, 9)),
+        ("ann", i.ProvenCaller(administrator=True, groups=[], generation=4, token=0)),
+    ]
+)  # fmt: skip
+"""Who asks, and what the leader knows of it: nothing, if nobody signs; a user, or an administrator."""
 Step = Callable[[LateWorld], None]
 BODIES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "CreateVolume": st.fixed_dictionaries(
@@ -113,7 +129,24 @@ BODIES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         {"shard": st.sampled_from([0, 0, 0, 1]), "taken": st.lists(BACK, max_size=4, unique=True)}
     ),
 }
-"""What is drawn for each request type; ``session`` becomes the session of a request some way back, ``purged`` what those left behind,
+BODIES |= {
+    "CreateUser": st.fixed_dictionaries(
+        {"user": USERS, "administrator": st.booleans(), "groups": st.lists(st.sampled_from(["g", "h"]), max_size=2)}
+    ),
+    "RotateUser": st.fixed_dictionaries({"user": USERS, "overlap_ms": st.sampled_from([0, 1000, -1])}),
+    "RemoveUser": st.fixed_dictionaries({"user": USERS}),
+    "GetDelegationToken": st.fixed_dictionaries({"renewer": st.sampled_from(["", "ben", "a b"])}),
+    "RenewDelegationToken": st.fixed_dictionaries({"owner": USERS, "token": BACK}),
+    "CancelDelegationToken": st.fixed_dictionaries({"owner": USERS, "token": BACK}),
+    "ChangeAcl": st.fixed_dictionaries(
+        {
+            "kind": st.sampled_from(["VOLUME", "BUCKET", "KEY", "PREFIX", "ROLE"]), "volume": VOLUMES,
+            "place": st.sampled_from(["", "bucket1", "bucket1", "b_"]), "name": st.sampled_from(["", "a", "a/", "b/", "a/b"]),
+            "change": st.sampled_from(["ADD", "ADD", "REMOVE", "SET", "TAKE"]), "acls": st.lists(ACLS, max_size=3),
+        }
+    ),
+}  # fmt: skip
+"""What is drawn for each request type; ``token`` becomes the number of a token some way back; ``session`` becomes the session of a request some way back, ``purged`` what those left behind,
 ``opened`` the open keys that those made, ``taken`` the snapshots that those made."""
 
 
@@ -121,9 +154,15 @@ def test_every_request_type_is_drawn():
     assert set(BODIES) == set(LATE_REQUEST_TYPES)
 
 
-def send(kind: str, fields: dict[str, Any], sent_ms: int) -> Step:
+def send(
+    kind: str, fields: dict[str, Any], sent_ms: int, who: tuple[str, i.ProvenCaller | None] = ("ann", None)
+) -> Step:
     def step(world: LateWorld) -> None:
         found = dict(fields)
+        if kind == "ChangeAcl":
+            found["bucket"] = found.pop("place")
+        if "token" in found:
+            found["number"] = max(0, world.leader.index - found.pop("token"))
         if "session" in found:
             found["session_id"] = world.session_at(max(0, world.leader.index - found.pop("session")))
         if "purged" in found:
@@ -143,7 +182,8 @@ def send(kind: str, fields: dict[str, Any], sent_ms: int) -> Step:
             ]
             now_ms = world.leader.timestamp_ms(world.clock.elapsed_ms())
             found["modified_before_ms"] = now_ms - found.pop("age_ms")
-        world.submit(world.request(getattr(m, kind)(**found), sent_ms=sent_ms))
+        body = getattr(i if hasattr(i, kind) else m, kind)(**found)
+        world.submit(world.request(body, sent_ms=sent_ms, caller=who[0], standing=who[1]))
 
     return step
 
@@ -222,7 +262,7 @@ def change_leader(node: str, *, killed: bool, failed: bool) -> Step:
 SENT_MS = st.sampled_from([0] * 8 + [-299_999, -300_000, 300_000, 400_000])
 STEPS = st.one_of(
     *(
-        st.builds(send, st.just(kind), fields, SENT_MS)
+        st.builds(send, st.just(kind), fields, SENT_MS, CALLERS)
         for kind, fields in BODIES.items()
     ),
     *(

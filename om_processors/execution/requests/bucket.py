@@ -15,7 +15,8 @@ from om_processors.execution.requests.properties import check_change, check_quot
 from om_processors.namespace import quota, tables
 from om_processors.namespace.context import AnyHandler, RequestHandler, RequestPreparation, RowTransaction
 from om_processors.namespace.names import check_bucket_name, check_text, check_volume_name, shown
-from schemas.column_families import BUCKET_TABLE, KEY_TABLE, SNAPSHOT_TABLE
+from schemas.access.acl import inherited
+from schemas.column_families import BUCKET_TABLE, KEY_TABLE, PREFIX_TABLE, SNAPSHOT_TABLE
 from schemas.records.messages import UNLIMITED, CreateBucket, DeleteBucket, SetBucketProperty
 from schemas.records.rows import BucketInfo
 from schemas.result_codes import BUCKET_ALREADY_EXISTS, BUCKET_NOT_EMPTY, CONTAINS_SNAPSHOT, NOT_SUPPORTED_OPERATION
@@ -49,6 +50,7 @@ def _create(body: CreateBucket, prepared: RequestPreparation, tx: RowTransaction
         quota_in_namespace=body.quota_in_namespace,
         creation_time_ms=prepared.now_ms,
         modification_time_ms=prepared.now_ms,
+        acls=inherited(volume.acls, passes_on=True),
     )
     tables.put_bucket(tx, info)
     quota.create(tx, tables.used_bytes_key(body.volume, body.bucket), tables.used_keys_key(body.volume, body.bucket))
@@ -102,6 +104,10 @@ def _delete(body: DeleteBucket, _prepared: RequestPreparation, tx: RowTransactio
             CONTAINS_SNAPSHOT,
             f"bucket /{body.volume}/{body.bucket} has snapshots, or deleted ones that wait to be purged",
         )
+    if info.prefixes:
+        prefix = tables.bucket_prefix(body.volume, body.bucket)
+        for row, _ in list(tx.iterate(PREFIX_TABLE, prefix, tables.prefix_stop(prefix))):
+            tx.delete(PREFIX_TABLE, row)
     tx.delete(BUCKET_TABLE, tables.bucket_key(body.volume, body.bucket))
     quota.remove(tx, tables.used_bytes_key(body.volume, body.bucket), tables.used_keys_key(body.volume, body.bucket))
     quota.add(tx, tables.used_buckets_key(body.volume), -1)

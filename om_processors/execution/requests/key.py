@@ -42,6 +42,7 @@ from om_processors.namespace.names import (
     check_volume_name,
     shown,
 )
+from om_processors.namespace.prefixes import acls_of_new_key
 from schemas.column_families import KEY_TABLE, OPEN_KEY_TABLE
 from schemas.features import SESSION_QUOTA
 from schemas.records.messages import (
@@ -210,6 +211,7 @@ def _commit(body: CommitKey, prepared: RequestPreparation, tx: RowTransaction) -
         metadata=opened.metadata,
         creation_time_ms=opened.creation_time_ms if replaced is None else replaced.creation_time_ms,
         modification_time_ms=prepared.now_ms,
+        acls=acls_of_new_key(tx, bucket, key) if replaced is None else replaced.acls,
     )
     tx.delete(OPEN_KEY_TABLE, open_row)
     tables.put_key(tx, row, info)
@@ -234,7 +236,7 @@ def retire(tx: RowTransaction, info: KeyInfo, prepared: RequestPreparation) -> N
     if info.blocks:
         # Without the metadata, which nobody needs any more: it would make a commit twice as large as its CreateKey.
         metadata = info.metadata if tx.feature_level < SESSION_QUOTA else {}
-        tables.put_deleted(tx, replace(info, update_id=prepared.index, metadata=metadata))
+        tables.put_deleted(tx, replace(info, update_id=prepared.index, metadata=metadata, acls=[]))
 
 
 # ---- DeleteKey

@@ -29,6 +29,7 @@ from om_processors.namespace.context import (
     RowTransaction,
 )
 from om_processors.namespace.names import check_new_key_name, shown
+from om_processors.namespace.prefixes import acls_of_new_key
 from schemas.records.messages import PutKey
 from schemas.records.rows import KeyInfo
 from schemas.result_codes import INLINE_TOO_LARGE
@@ -81,6 +82,7 @@ def _put(body: PutKey, prepared: RequestPreparation, tx: RowTransaction) -> None
         creation_time_ms=prepared.now_ms if replaced is None else replaced.creation_time_ms,
         modification_time_ms=prepared.now_ms,
         inline=bool(body.data),
+        acls=acls_of_new_key(tx, bucket, body.key) if replaced is None else replaced.acls,
     )
     tables.put_key(tx, row, info)
     if body.data:

@@ -10,6 +10,7 @@ import h11
 from schemas.codecs.codec import Undecodable, decode_as
 from schemas.door.frames import DOOR_PATH, UPGRADE, BadDoorFrame, DoorFrame, DoorFrames, DoorKind
 from schemas.door.talk import DoorRole, DoorTalk
+from schemas.privilege import AUTHORIZATION
 from schemas.records.datanode import StreamError
 from schemas.transitions import next_state
 
@@ -51,9 +52,13 @@ class LinkFailed(Exception):
 
 
 class LinkTalk:
-    """The client's side of one connection to ``host`` (``host:port``, as in the header Host)."""
+    """The client's side of one connection to ``host`` (``host:port``, as in the header Host).
 
-    def __init__(self, host: str, client: str) -> None:
+    ``authorization`` is the header that says who it is, if that is to be said.
+    """
+
+    def __init__(self, host: str, client: str, authorization: str | None = None) -> None:
+        self._authorization = authorization
         self.state = LinkState.UPGRADING
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._host = host
@@ -71,6 +76,8 @@ class LinkTalk:
     def begin(self) -> bytes:
         """Return the first bytes to send."""
         headers = [("Host", self._host), ("Connection", "Upgrade"), ("Upgrade", UPGRADE)]
+        if self._authorization is not None:
+            headers.append((AUTHORIZATION, self._authorization))
         asked = self._http.send(h11.Request(method="GET", target=DOOR_PATH, headers=headers))
         return (asked or b"") + (self._http.send(h11.EndOfMessage()) or b"")
 

@@ -121,7 +121,7 @@ class Calls:
     """The table of one client's calls in flight.
 
     ``shards`` is the number of partitions of ``om.requests``; ``jitter`` returns numbers in [0, 1). Operators' commands
-    need the cluster's ``secret``.
+    need the cluster's ``secret``, or an administrator's signature: whoever sends the calls ``signs`` their records.
 
     >>> from schemas.records.messages import DeleteVolume
     >>> calls = Calls(bytes(16), caller="me", reply_partition=0, shards=1, policy=Policy(), jitter=lambda: 0.0)
@@ -140,6 +140,7 @@ class Calls:
         policy: Policy,
         jitter: Callable[[], float],
         secret: ClusterSecret | None = None,
+        signs: bool = False,
     ) -> None:
         self.client_id = client_id
         self.policy = policy
@@ -150,6 +151,7 @@ class Calls:
         self._shards = shards
         self._jitter = jitter
         self._secret = secret
+        self._signs = signs
         self._calls: dict[int, Call] = {}
         self._again: set[int] = set()
         """Those of them that were refused or sent again; only the others are due in the order of the table."""
@@ -206,6 +208,8 @@ class Calls:
         if not is_privileged(body):
             return None
         if self._secret is None:
+            if self._signs:  # an administrator's signature does, too
+                return None
             message = (
                 "it is for the cluster's members and operators: the client needs the cluster's secret (cluster_secret)"
             )

@@ -70,6 +70,8 @@ class Proposal:
     begins_batch: bool = False
     when_prepared: bool = False
     answered_below: int = 0
+    standing: Any = None
+    """What the service has found out about the caller; the service's own, too."""
 
     def fault(self) -> str | None:
         """Say why no record can hold this proposal's result; None if one can. It is then answered without one."""

@@ -63,6 +63,7 @@ from replicated_db.shell.bootstrap.peer_calls import PeerCalls, PeerError
 from replicated_db.shell.bootstrap.telling import Telling
 from replicated_db.shell.rocks import RocksReader
 from schemas.privilege import ClusterSecret
+from schemas.security.tls import ProcessTls
 
 TOUCH_INTERVAL_S = 60.0
 """How often a transfer is touched while the candidate is scanned: the log must not be trimmed meanwhile."""
@@ -107,6 +108,7 @@ class Terms:
 
     peers: Callable[[], Sequence[ServingPeer]]
     secret: ClusterSecret | None
+    tls: ProcessTls | None = None
     own_offset: int
     least_offset: int = 0
     searches: int = SEARCHES
@@ -150,7 +152,7 @@ def bootstrap(target: Target, terms: Terms, note: Note, calls: PeerCalls | None 
 
     Raises NoPeerServes, which names each peer and what was wrong with it; StoreFailure; LogUnavailable.
     """
-    own_calls = calls or PeerCalls(terms.secret)
+    own_calls = calls or PeerCalls(terms.secret, tls=terms.tls)
     try:
         with _Teller(note, f"shard {target.identity.shard}: bootstrap: ", progress_file(target.database)) as teller:
             return _BootstrapRun(target, terms, teller, own_calls).run()

@@ -20,7 +20,7 @@ import asyncio
 import errno
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from aiohttp import web
@@ -29,6 +29,7 @@ from prometheus_client.core import Metric
 from replicated_db.core.errors import StopProcess
 from replicated_db.shell.bootstrap.transfer_pages import TransferPages
 from replicated_db.shell.web.metrics import CONTENT_TYPE, Metrics, family
+from schemas.security.tls import ProcessTls
 
 BACKLOG = 128
 """Connections that wait while no server takes them."""
@@ -59,17 +60,18 @@ class OpeningWeb:
     """Serves from :meth:`start` to :meth:`hand_over`, on a thread of its own."""
 
     def __init__(
-        self, node: str, host: str, port: int, pages: TransferPages, middleware: Any, *, replicas: int,
-        opened: Callable[[], int],
+        self, node: str, host: str, port: int, pages: TransferPages, middlewares: Sequence[Any], *, replicas: int,
+        opened: Callable[[], int], tls: ProcessTls | None = None,
     ) -> None:  # fmt: skip
         """``replicas`` is how many there are to be; ``opened`` returns how many are open."""
         self._node = node
+        self._tls = None if tls is None else tls.server(needs_certificate=False)
         self._address = (host, port)
         self._replicas = replicas
         self._opened = opened
         self._said: dict[int, str] = {}
         self._metrics = Metrics(self._families)
-        app = web.Application(middlewares=[middleware])
+        app = web.Application(middlewares=middlewares)
         pages.attach(app)
         app.router.add_get("/metrics", self._show_metrics)
         app.router.add_route("*", "/{any:.*}", self._not_yet)
@@ -106,7 +108,7 @@ class OpeningWeb:
     async def _start(self) -> None:
         await self._runner.setup()
         for one in self._listening:
-            await web.SockSite(self._runner, one.dup()).start()
+            await web.SockSite(self._runner, one.dup(), ssl_context=self._tls).start()
 
     async def _not_yet(self, request: web.Request) -> web.Response:  # noqa: ARG002 - aiohttp's signature
         said = [text for _, text in sorted(self._said.copy().items())]

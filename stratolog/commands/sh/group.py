@@ -17,6 +17,16 @@ import typer
 
 from stratolog.commands.common.invocation import Invocation
 from stratolog.commands.sh import key_bytes
+from stratolog.commands.sh.acls import (
+    add_acl,
+    cancel_token,
+    get_acl,
+    get_token,
+    list_tokens,
+    remove_acl,
+    renew_token,
+    set_acl,
+)
 from stratolog.commands.sh.buckets import (
     bucket_info,
     clear_bucket_quota,
@@ -46,6 +56,9 @@ from stratolog.commands.sh.volumes import (
     volume_info,
 )
 
+HELPS = {"acl": "Access control lists.", "token": "Delegation tokens."}
+"""Groups that say more than their name."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the groups."""
@@ -67,9 +80,11 @@ def register(app: typer.Typer) -> None:
             "create": create_snapshot, "info": snapshot_info, "list": list_snapshots, "delete": delete_snapshot,
             "rename": rename_snapshot, "set": set_snapshot_properties, "diff": diff_snapshots,
         },
+        "acl": {"add": add_acl, "remove": remove_acl, "set": set_acl, "get": get_acl},
+        "token": {"get": get_token, "renew": renew_token, "cancel": cancel_token, "list": list_tokens},
     }  # fmt: skip
     for name, commands in groups.items():
-        group = typer.Typer(no_args_is_help=True, help=f"{name.capitalize()}s.")
+        group = typer.Typer(no_args_is_help=True, help=HELPS.get(name, f"{name.capitalize()}s."))
         for verb, command in commands.items():
             group.command(verb)(command)
         # As Ozone spells them.

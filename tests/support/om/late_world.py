@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from xxhash import xxh3_128_digest
 
@@ -23,6 +24,7 @@ from replicated_db.core.execution.retry import RETENTION_MS
 from replicated_db.core.leading.leader import Append, Deposed, Leader, LeaderLimits, Proposal, Wait, claim_for
 from replicated_db.core.tables.memory import ManualClock, MemoryAppender, MemoryLog, MemoryStore, SequenceIds
 from schemas.codecs.codec import decode, decode_as, encode
+from schemas.records.identity import ProvenCaller
 from schemas.records.log import LATE_MODE, LEADER_MODE, RequestBatch
 from schemas.records.messages import BATCH_BEGINNERS, SHARD_COMMANDS, Request, RequestBody, Response, SetRequestMode
 from schemas.result_codes import CALL_ID_REUSED, REQUEST_EXPIRED
@@ -162,21 +164,27 @@ class LateWorld:
 
     # Requests.
 
-    def request(self, body: RequestBody, *, sent_ms: int | None = None, call: int | None = None) -> Proposal:
-        """A request as the gateway makes it; with a ``call`` id that was used before, another payload under it."""
+    def request(
+        self, body: RequestBody, *, sent_ms: int | None = None, call: int | None = None, caller: str = "ann",
+        standing: ProvenCaller | None = None,
+    ) -> Proposal:  # fmt: skip
+        """A request as the gateway makes it; with a ``call`` id that was used before, another payload under it.
+
+        With a ``standing`` it is signed, and its caller's rights are judged.
+        """
         number = len(self.sent) + 1
         call_id = number if call is None else call
         now_ms = self.leader.timestamp_ms(self.clock.elapsed_ms())
         found = Request(
             client_id=b"c" * 16, call_id=call_id, first_sent_at_ms=now_ms if sent_ms is None else now_ms + sent_ms,
-            answered_below=0, reply_partition=0, caller="ann", body=body,
+            answered_below=0, reply_partition=0, caller=caller, body=body,
         )  # fmt: skip
         proposal = Proposal(
             client_id=found.client_id, call_id=call_id.to_bytes(8, "big"),
             # Switching commands differ between worlds, and are to leave the same row.
             request_hash=xxh3_128_digest(b"%d" % number), first_sent_at_ms=found.first_sent_at_ms,
             request_type=type(body).__name__, body=found, reply_to=number, begins_batch=isinstance(body, BATCH_BEGINNERS),
-            when_prepared=isinstance(body, SHARD_COMMANDS),
+            when_prepared=isinstance(body, SHARD_COMMANDS), standing=standing,
         )  # fmt: skip
         self.sent.append(proposal)
         return proposal
@@ -191,7 +199,7 @@ class LateWorld:
         if said is not None:
             self.answered(said.proposal, said.response)
 
-    def do(self, body: RequestBody, **more: int | None) -> Response:
+    def do(self, body: RequestBody, **more: Any) -> Response:
         """Submit and settle one request."""
         proposal = self.request(body, **more)
         self.submit(proposal)

@@ -125,7 +125,7 @@ class Model:
         """Rows of deletedTable, by their key: how many blocks each leaves to be deleted."""
         self.retired: dict[bytes, Retired] = {}
         """The same rows: what they were."""
-        self.level = 8
+        self.level = 9
         """What the shard may do: pipelines and datanodes from level 3 on, open keys expire from level 4 on, a quota bounds what is allocated from
         level 5 on, pipelines are opened again from level 6 on, buckets have snapshots from level 7 on, keys are inline from level 8
         on."""

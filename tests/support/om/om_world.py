@@ -5,6 +5,7 @@ from __future__ import annotations
 from om_processors.errors import OMError
 from om_processors.execution.execute import execute
 from om_processors.namespace.context import ALLOW_ALL, Authorizer, Contexts, PreExecuteContext, Result
+from schemas.records.identity import ProvenCaller
 from schemas.records.messages import AllocatedBlock, CreateBucket, CreateVolume, KeySession, Request, RequestBody
 from tests.support.om.dict_transaction import DictTables, DictTransaction, Write
 
@@ -27,6 +28,8 @@ class World:
         self.index = 0
         self.now_ms = 1_000
         self.writes: list[Write] = []
+        self.standing: ProvenCaller | None = None
+        """What the leader knows of whoever calls next; None: requests are not signed."""
 
     def context(self) -> PreExecuteContext:
         contexts = Contexts(shard=self.shard, shards=self.shards, pipelines=PIPELINES, block_bytes=BLOCK_SIZE_BYTES)
@@ -39,7 +42,7 @@ class World:
         self.index += 1
         self.now_ms += 10
         tx = self.begin()
-        result = execute(request_of(body, caller), tx, self.context(), self.authorizer)
+        result = execute(request_of(body, caller), tx, self.context(), self.authorizer, self.standing)
         tx.commit()
         self.writes = tx.writes
         return result

@@ -11,6 +11,7 @@ import schemas
 from schemas import features
 from schemas.codecs.codec import Unencodable, decode, encode, encode_at
 from schemas.codecs.registry import registry
+from schemas.records.identity import TOKEN_REQUESTS, USER_REQUESTS, ChangeAcl, CreateUser, ProvenCaller
 from schemas.records.log import Genesis, Tick
 from schemas.records.messages import (
     FLEET_REQUESTS,
@@ -19,12 +20,13 @@ from schemas.records.messages import (
     SNAPSHOT_REQUESTS,
     CreateVolume,
     ExpireOpenKeys,
+    PreparedRequest,
     PurgeBlocks,
     PutKey,
     Request,
     RequestBody,
 )
-from schemas.records.rows import KeyInfo
+from schemas.records.rows import Acl, KeyInfo
 
 HISTORY = Path(schemas.__file__).parent / "history"
 GENESIS = Genesis(
@@ -48,7 +50,8 @@ def test_every_version_of_every_schema_has_a_level(folder: Path):
 
 
 def test_only_later_requests_are_tied_to_a_level():
-    assert set(features.COMMANDS) <= {*SHARD_COMMANDS, *FLEET_REQUESTS, *LEADER_REQUESTS, *SNAPSHOT_REQUESTS, PutKey}
+    later = {*SHARD_COMMANDS, *FLEET_REQUESTS, *LEADER_REQUESTS, *SNAPSHOT_REQUESTS, PutKey}
+    assert set(features.COMMANDS) <= later | {*USER_REQUESTS, *TOKEN_REQUESTS, ChangeAcl}
     assert features.level_of_command(CreateVolume(volume="v")) == features.INITIAL
 
 
@@ -76,7 +79,7 @@ def request(body: RequestBody) -> Request:
 def test_until_finalize_older_software_reads_the_requests_of_the_log(body: RequestBody):
     """What a RequestBatch holds at a level is written with that level's schema."""
     level = features.level_of_command(body)
-    for at, version in ((level, features.version_at("Request", level)), (features.LATEST, 6)):
+    for at, version in ((level, features.version_at("Request", level)), (features.LATEST, 7)):
         value = encode_at(request(body), at)
         assert value[2:10] == registry.version("Request", version).fingerprint
         assert decode(value) == request(body)
@@ -113,6 +116,33 @@ def test_rows_of_keys_of_earlier_levels_are_not_inline():
     for level in range(features.INITIAL, features.SMALL_OBJECTS):
         assert decode(encode_at(info, level)) == info
     assert decode(encode(replace(info, inline=True))).inline
+
+
+def test_access_control_is_of_its_own_level():
+    made = request(CreateUser(user="alice", groups=["staff"]))
+    assert features.level_of_command(made.body) == features.level_of_type("ChangeAcl") == features.ACCESS_CONTROL
+    assert decode(encode_at(made, features.ACCESS_CONTROL)) == made
+    with pytest.raises(Unencodable):
+        encode_at(made, features.SMALL_OBJECTS)
+    brought = {name for name, levels in features.VERSIONS.items() if features.ACCESS_CONTROL in levels}
+    rows = {"VolumeInfo", "BucketInfo", "KeyInfo", "PrefixInfo", "UserRow", "TokenRow"}
+    assert brought == {"Request", "PreparedRequest", *rows}
+
+
+def test_below_its_level_neither_lists_nor_standings_are_written():
+    acl = Acl(type="WORLD", name="", rights=1, scope="ACCESS")
+    info = KeyInfo(
+        volume="v", bucket="b", key="k", owner="o", object_id=1, update_id=2, size=3, replication="RATIS/THREE",
+        blocks=[], metadata={}, creation_time_ms=4, modification_time_ms=5, acls=[acl],
+    )  # fmt: skip
+    assert decode(encode_at(info, features.SMALL_OBJECTS)).acls == []
+    assert decode(encode_at(info, features.ACCESS_CONTROL)) == info
+    standing = ProvenCaller(administrator=False, groups=["staff"], generation=7, token=0)
+    prepared = PreparedRequest(
+        request=b"", object_id=0, session_id=0, blocks=[], status="OK", message="", standing=standing
+    )
+    assert decode(encode_at(prepared, features.SMALL_OBJECTS)).standing is None
+    assert decode(encode_at(prepared, features.ACCESS_CONTROL)) == prepared
 
 
 def test_an_unknown_version():

@@ -16,6 +16,7 @@ from schemas.privilege import (
     PRIVILEGED,
     ClusterSecret,
 )
+from schemas.records.identity import UserRequest
 from schemas.records.messages import FleetRequest, LeaderRequest, RequestBody, ShardCommand
 
 TEXT = b"0123456789abcdef0123456789abcdef"
@@ -24,12 +25,13 @@ OTHER = ClusterSecret(TEXT + b"!")
 
 
 def test_operators_leaders_and_the_fleets_requests_are_privileged_and_no_others():
-    assert frozenset(get_args(ShardCommand | FleetRequest | LeaderRequest)) == PRIVILEGED
+    assert frozenset(get_args(ShardCommand | FleetRequest | LeaderRequest | UserRequest)) == PRIVILEGED
     names = {body.__name__ for body in get_args(RequestBody) if body not in PRIVILEGED}
     assert names == {
         "CreateVolume", "SetVolumeProperty", "DeleteVolume", "CreateBucket", "SetBucketProperty", "DeleteBucket", "CreateKey",
         "AllocateBlock", "CommitKey", "PutKey", "DeleteKey", "RenameKey", "CreateSnapshot", "DeleteSnapshot",
-        "RenameSnapshot", "SetSnapshotProperty",
+        "RenameSnapshot", "SetSnapshotProperty", "GetDelegationToken", "RenewDelegationToken",
+        "CancelDelegationToken", "ChangeAcl",
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from schemas.codecs import codec, reference
 from schemas.codecs.compatibility import unsafe_change
 from schemas.codecs.registry import SchemaVersion, registry
 from schemas.column_families import BUCKETS, OM_COLUMN_FAMILIES, RETRY_TABLE
-from schemas.records import datanode, door, log, messages, rows
+from schemas.records import datanode, door, identity, log, messages, rows
 
 FOLDER = Path(schemas.__file__).parent
 CURRENT = {path.stem: path for path in sorted(FOLDER.glob("avsc/*/*.avsc"))}
@@ -101,7 +101,7 @@ def test_fingerprints_are_distinct():
 def record_classes() -> list[Any]:
     classes = {
         name: value
-        for module in (log, messages, rows, datanode, door)
+        for module in (log, messages, rows, datanode, door, identity)
         for name, value in vars(module).items()
         if isinstance(value, type) and hasattr(value, "__dataclass_fields__") and value.__module__ == module.__name__
     }
@@ -140,14 +140,17 @@ def test_every_current_schema_is_a_top_level_type_of_the_codec():
 
 def test_schemas_live_in_the_module_of_their_folder():
     for name, path in CURRENT.items():
-        modules = {"log": log, "messages": messages, "rows": rows, "datanode": datanode, "door": door}
+        modules = {
+            "log": log, "messages": messages, "rows": rows, "datanode": datanode, "door": door, "identity": identity,
+        }  # fmt: skip
         assert hasattr(modules[path.parent.name], name)
 
 
 def test_column_families_are_the_contract():
     assert OM_COLUMN_FAMILIES == (
         "retryTable", "volumeTable", "bucketTable", "keyTable", "openKeyTable", "deletedTable", "usageTable",
-        "pipelineTable", "datanodeTable", "snapshotTable", "inlineTable",
+        "pipelineTable", "datanodeTable", "snapshotTable", "inlineTable", "prefixTable",
+        "identityTable",
     )  # fmt: skip
     assert OM_COLUMN_FAMILIES[0] == RETRY_TABLE
     assert BUCKETS == 256

@@ -42,7 +42,7 @@ def executor() -> OMExecutor:
 
 
 def proposal(body: Any) -> Any:
-    return SimpleNamespace(body=request_of(body))
+    return SimpleNamespace(body=request_of(body), standing=None)
 
 
 def answer(executor: OMExecutor, logged: bytes) -> Response:

@@ -10,6 +10,7 @@ from om_processors.intake.gateway import Gateway, Received
 from replicated_db.core.leading.leader import Proposal, Reply
 from schemas.codecs.codec import decode_as, encode
 from schemas.privilege import PRIVILEGED, ClusterSecret
+from schemas.records.identity import CreateUser, RemoveUser, RotateUser
 from schemas.records.messages import (
     AddNode,
     CancelPrepare,
@@ -38,7 +39,8 @@ BODIES: list[Any] = [
     SetRequestMode(shard=0, request_type="CreateKey", mode="late"), CreatePipeline(partition=0, members=[]),
     RetirePipeline(partition=0, reason=""), SetDatanodeState(datanode="dn1", state="IN_SERVICE"),
     PurgeBlocks(shard=0, rows=[b"row"]), ExpireOpenKeys(shard=0, modified_before_ms=1, rows=[b"row"]),
-    PurgeSnapshots(shard=0, rows=[b"/vol1/bucket1/#1"]),
+    PurgeSnapshots(shard=0, rows=[b"/vol1/bucket1/#1"]), CreateUser(user="alice"), RotateUser(user="alice", overlap_ms=0),
+    RemoveUser(user="alice"),
 ]  # fmt: skip
 OTHER = ClusterSecret(b"the secret of some other cluster, or none")
 

@@ -15,6 +15,7 @@ from producers.requests.arguments import MAX_LONG
 from producers.requests.core.calls import Policy
 from producers.requests.engine import RequestEngine, RequestSettings, make_settings
 from schemas import result_codes
+from schemas.access.credentials import Credentials
 from schemas.records.log import FORCED
 from schemas.records.messages import CreateVolume, DeleteVolume, Response
 from schemas.records.rows import BlockLocation
@@ -35,6 +36,9 @@ PLACES = {"volume": NO_TEXT, "bucket": NO_TEXT}
 LISTING = {"prefix": NO_TEXT, "start_after": NO_TEXT, "limit": NO_LIMIT, "consistency": NO_CONSISTENCY}
 QUOTAS = {"owner": NO_TEXT, "quota_in_bytes": NO_QUOTA, "quota_in_namespace": NO_QUOTA}
 NEW_QUOTAS = {"owner": NO_TEXT[1:], "quota_in_bytes": NO_NEW_QUOTA, "quota_in_namespace": NO_NEW_QUOTA}
+OWN = Credentials("alice:1", bytes(32))
+ACL_PLACE = {"volume": NO_TEXT, "bucket": NO_TEXT, "key": NO_TEXT, "prefix": NO_TEXT}
+ACL = ACL_PLACE | {"acls": (*NO_LIST, [1], ["alice:r"], ["user:alice:q"])}
 OPENED = {"key": "k", "size": 0, "replication": "RATIS/THREE", "metadata": {}}
 METHODS: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "submit": ({}, {"body": (None, "CreateVolume", CreateVolume)}),
@@ -69,6 +73,13 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "set_snapshot_properties": (
         {"snapshot": "s", "properties": {"a": "b"}}, PLACES | {"snapshot": NO_TEXT, "properties": (None, *NO_METADATA)},
     ),
+    "add_acl": ({"acls": ["world::r"]}, ACL),
+    "remove_acl": ({"acls": ["world::r"]}, ACL),
+    "set_acl": ({"acls": ["world::r"]}, ACL),
+    "get_acl": ({}, ACL_PLACE | {"consistency": NO_CONSISTENCY}),
+    "get_delegation_token": ({}, {"renewer": NO_TEXT}),
+    "renew_delegation_token": ({}, {"token": (None, "alice:1:2", OWN)}),
+    "cancel_delegation_token": ({}, {"token": (None, "alice:1:2", OWN)}),
     "open": (
         {"path": "/v/b/k"},
         {
@@ -110,7 +121,8 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "max_in_flight": (None, "1", 0), "read_from": (None, 1, "127.0.0.1:1", [1], ["ftp://h:1"]),
     "tracer": (1, "opentelemetry"), "nodes": (None, 1, "127.0.0.1:1", [1], ["h"], ["h:0"]),
     "max_linger_ms": (None, "1", -1, 1001, float("nan")), "connect_timeout_ms": (None, "1", 0),
-    "cluster_secret": ("secret", b"secret"), "streams": ({}, 1),
+    "cluster_secret": ("secret", b"secret"), "credentials": ("alice:1", b"secret"), "streams": ({}, 1),
+    "kafka": (1, "SSL", {"acks": "0"}, {"sasl.password": "x"}, {"security.protocol": "TLS"}, {"sasl.username": "x"}),
 }  # fmt: skip
 CASES = [
     (method, argument, value)

@@ -47,7 +47,7 @@ class Opening:
         self.notes: list[str] = []
         self.desk = TransferDesk(name, self.replicas, lambda _: False, note=self.notes.append)
         self.web = OpeningWeb(
-            name, "127.0.0.1", port, TransferPages(self.desk), HttpGuard(SECRET).middleware(), replicas=len(logs),
+            name, "127.0.0.1", port, TransferPages(self.desk), [HttpGuard(SECRET).middleware()], replicas=len(logs),
             opened=lambda: len(self.replicas),
         )  # fmt: skip
 

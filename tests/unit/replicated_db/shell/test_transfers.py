@@ -358,14 +358,15 @@ def test_a_refusal_may_be_longer_than_the_answer(monkeypatch: pytest.MonkeyPatch
         answering(monkeypatch, 200, b"x").touch(PEER, "t", CONTENT)
 
 
-def test_what_changes_something_is_signed(monkeypatch: pytest.MonkeyPatch):
+def test_every_call_is_signed(monkeypatch: pytest.MonkeyPatch):
     calls: Any = answering(monkeypatch, 200, b"{}")
     calls.release(PEER, "t")
     calls._piece(PEER, "t", CONTENT, 0)
     release, piece = calls.seen
     assert (release.method, release.url.path) == ("POST", "/v1/transfers/t/release")
     assert release.headers["Authorization"] == SECRET.authorization("POST", "n1:1", "/v1/transfers/t/release")
-    assert "Authorization" not in piece.headers
+    target = piece.url.raw_path.decode()
+    assert piece.headers["Authorization"] == SECRET.authorization("GET", "n1:1", target)
 
 
 def test_a_peer_is_asked_in_this_process_alone(source: RocksNode, desk: TransferDesk):

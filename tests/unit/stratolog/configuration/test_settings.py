@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +33,9 @@ ANOTHER = {
     "log_format": "json",
     "write_audit": "true",
     "cluster_secret_file": "/run/secrets/stratolog",
+    "auth": "signed",
+    "auth_none_anywhere": "true",
+    "credentials_file": "/run/secrets/alice",
     "http_hosts": "om.example.org,*",
     "watchdog_ms": "1500",
     "barrier_interval_ms": "50",
@@ -337,3 +340,18 @@ def test_wrong_datanodes(value: str, words: str, tmp_path: Path) -> None:
 
 def test_wrong_racks(tmp_path: Path) -> None:
     assert "must be a path such as /rack1" in refusal("", tmp_path, RACKS="d1=rack")
+
+
+def test_a_node_is_open_on_this_machine_alone(tmp_path: Path) -> None:
+    def config(host: str, **changes: object) -> str:
+        address = NodeAddress(name="om1", host=host, port=9871)
+        settings = replace(load_settings(environment={}), data_dir=tmp_path, nodes=(address,), **changes)  # type: ignore[arg-type]
+        make_secret(settings.secret_file)
+        return node_config(settings, "om1").auth
+
+    assert config("127.0.0.1") == config("localhost") == "none"
+    for host in ("0.0.0.0", "om1", "10.0.0.7"):
+        with pytest.raises(UsageError, match="'auth_none_anywhere = true' lets anybody do everything"):
+            config(host)
+        assert config(host, auth="signed") == "signed"
+        assert config(host, auth_none_anywhere=True) == "none"

@@ -1,0 +1,1 @@
+"""``stratolog admin user``: who may sign requests. Begin with ``users``."""
