@@ -50,7 +50,7 @@ def effective_settings(settings: Settings, before: StackState) -> tuple[Settings
 def _with_security(settings: Settings, stored: Settings | None, *, is_running: bool) -> Settings:
     """Return the settings with how processes reach the brokers of this stack; makes the authority of a secure one.
 
-    A stack stays secure, or open, until it is started otherwise. Raises UsageError if that is asked of brokers that run.
+    A stack stays secure, or open, until it is started otherwise; brokers that run refuse that by a UsageError.
     """
     wanted = (stored.secure if stored else None) if settings.secure is None else settings.secure
     if stored is not None and is_running and bool(stored.secure) != bool(wanted):
