@@ -3,10 +3,10 @@
 An unknown name is an error, in the file and in the environment. So is a value of the wrong type or out of range. The
 message names the setting, the value and where it was found.
 
-In the file ``nodes``, ``datanodes``, ``racks`` and ``kafka`` are tables (``om1 = "127.0.0.1:9871"``), ``pipelines`` an array; in
-the environment all are separated by commas (``om1=127.0.0.1:9871,om2=...``), and an empty table is ``none``.
-``stratolog.configuration.settings_values`` reads single values; ``stratolog.configuration.node_configs`` makes
-configurations of nodes from them.
+In the file ``nodes``, ``datanodes``, ``racks`` and ``kafka`` are tables (``om1 = "127.0.0.1:9871"``), ``pipelines`` an
+array; in the environment all but ``kafka`` are separated by commas (``om1=127.0.0.1:9871,om2=...``), and an empty table
+is ``none``. ``stratolog.configuration.settings_values`` reads single values; ``stratolog.configuration.node_configs``
+makes configurations of nodes from them.
 """
 
 from __future__ import annotations
