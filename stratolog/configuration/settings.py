@@ -189,9 +189,9 @@ class Settings:
     Set, they speak TLS with each other, and in clear with nobody. Unset: all of them speak in clear.
     """
     tls_certificate_file: Path | None = _setting(values.path, default=None)
-    """PEM file with this process's certificate, by which it proves who it is, and its key. Nodes and datanodes need one.
+    """PEM file with this process's certificate, by which it proves who it is, and its key.
 
-    Renewed files are read for the next connection.
+    Nodes and datanodes need one. Renewed files are read for the next connection.
     """
     tls_key_file: Path | None = _setting(values.path, default=None)
     """PEM file with the certificate's key, if that is not in ``tls_certificate_file``."""
