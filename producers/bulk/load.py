@@ -18,12 +18,14 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from producers.bulk.histogram import Histogram
 from producers.client import Client
 from producers.errors import StratologError
 from producers.requests.core.calls import Outcome, Policy
 from producers.requests.keys import Submitter, ensure_places, fit_blocks, session_of
+from schemas.access.credentials import parse_credentials
 from schemas.records.messages import CommitKey, CreateKey, RequestBody, Response
 from schemas.result_codes import INTERNAL_ERROR
 
@@ -260,7 +262,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     failed = False
     limit = max(*options.in_flight, Policy().max_in_flight)
-    with Client(options.bootstrap_servers, caller=options.caller, max_in_flight=limit) as client:
+    signer = None if options.credentials is None else parse_credentials(options.credentials.read_text())
+    with Client(
+        options.bootstrap_servers, caller=options.caller, max_in_flight=limit, credentials=signer
+    ) as client:  # fmt: skip
         ensure_places(client, [(options.volume, options.bucket)])
         for in_flight in options.in_flight:
             spec = LoadSpec(
@@ -293,6 +298,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--bootstrap-servers", default="127.0.0.1:9092")
     parser.add_argument("--caller", default=None)
+    parser.add_argument("--credentials", type=Path, default=None, help="file with what requests are signed with")
     parser.add_argument("--volume", default="load")
     parser.add_argument("--bucket", default="load")
     parser.add_argument("--in-flight", type=_counts, default=[1, 50, 500, 4000], help="for example 1,50,500,4000")
