@@ -18,12 +18,14 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from producers.bulk.histogram import Histogram
 from producers.client import Client
 from producers.errors import StratologError
 from producers.requests.core.calls import Outcome, Policy
 from producers.requests.keys import Submitter, ensure_places, fit_blocks, session_of
+from schemas.access.credentials import parse_credentials
 from schemas.kafka.connection import BadKafkaSetting, read_option
 from schemas.records.messages import CommitKey, CreateKey, RequestBody, Response
 from schemas.result_codes import INTERNAL_ERROR
@@ -263,7 +265,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     limit = max(*options.in_flight, Policy().max_in_flight)
     brokers = "" if options.nodes else options.bootstrap_servers
     more: dict[str, Any] = {} if options.nodes else {"kafka": dict(options.kafka)}
-    with Client(brokers, nodes=options.nodes, caller=options.caller, max_in_flight=limit, **more) as client:
+    signer = None if options.credentials is None else parse_credentials(options.credentials.read_text())
+    with Client(
+        brokers, nodes=options.nodes, caller=options.caller, max_in_flight=limit, credentials=signer, **more
+    ) as client:
         ensure_places(client, [(options.volume, options.bucket)])
         for in_flight in options.in_flight:
             spec = LoadSpec(
@@ -301,6 +306,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a setting of the connection, as in security.protocol=SASL_SSL; passwords are in files",
     )  # fmt: skip
     parser.add_argument("--caller", default=None)
+    parser.add_argument("--credentials", type=Path, default=None, help="file with what requests are signed with")
     parser.add_argument("--volume", default="load")
     parser.add_argument("--bucket", default="load")
     parser.add_argument("--in-flight", type=_counts, default=[1, 50, 500, 4000], help="for example 1,50,500,4000")
