@@ -176,10 +176,11 @@ def main() -> None:
 def begin(folder: Path, auth: str, arguments: argparse.Namespace, running: ExitStack) -> System:
     """Start a stack with a bucket; ``running`` ends it."""
     folder.mkdir()
+    more: dict[str, Any] = {"auth": auth} if auth == "signed" else {}
     kafka = LocalKafka(folder / "kafka", brokers=arguments.brokers, jvm=LONG_RUN_JVM)
     stack = TestStack(
         folder, kafka=kafka, shards=1, brokers=arguments.brokers, durability=arguments.durability,
-        **({"auth": auth} if auth == "signed" else {}),
+        **more,
     )  # fmt: skip
     running.enter_context(kafka)
     system = System(running.enter_context(stack))

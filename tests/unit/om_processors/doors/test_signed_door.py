@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def user(site: DoorSite, name: str) -> Credentials:
     return credentials_of(SECRET, TokenName(user=name, generation=site.world.index, number=0))
 
 
-def client(site: DoorSite, credentials: Credentials | None, **options: int) -> Client:
+def client(site: DoorSite, credentials: Credentials | None, **options: Any) -> Client:
     return Client(nodes=[site.address], credentials=credentials, deadline_ms=5_000, **options)
 
 
