@@ -2,7 +2,6 @@
 
 What belongs here: generating requests as fast as they are answered, and measuring them in bounded memory. With
 N in flight there are N *workers*; each opens a key, commits it, and begins the next. A request's latency runs
-from typing import Any
 from its submission to the call of its callback. With one in flight the blocking methods are measured instead,
 because a caller with one request at a time uses those. Requests answered during the warm-up are not counted.
 """
@@ -20,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from producers.bulk.histogram import Histogram
 from producers.client import Client
