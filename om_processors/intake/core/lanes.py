@@ -36,6 +36,9 @@ class Lanes(Generic[Request]):
         self._lane = self._brokers
         self._left = 0
         """How many requests may be taken yet in this lane's turn."""
+        self._longest = self._brokers
+        """The lane from which the surplus is taken, looked for anew once in TURN_REQUESTS."""
+        self._surplus_left = 0
         self._waiting = 0
 
     def __len__(self) -> int:
@@ -84,8 +87,12 @@ class Lanes(Generic[Request]):
                 self._direct[way] = lane
 
     def take_surplus(self) -> Request:
-        """Take the oldest request of the longest lane; raises IndexError if none waits."""
-        longest = max((self._brokers, *self._direct.values()), key=len)
+        """Take the oldest request of the lane that is, or was just now, the longest; raises IndexError if none waits."""
+        if not self._surplus_left or not self._longest:
+            self._longest = max((self._brokers, *self._direct.values()), key=len)
+            self._surplus_left = TURN_REQUESTS
+        longest = self._longest
+        self._surplus_left -= 1
         found = longest.popleft()
         self._waiting -= 1
         if not longest and longest is not self._lane:
