@@ -124,6 +124,8 @@ class SmallBlocks:
 
     def _send_all(self, way: SmallWay, batch: Sequence[WaitingBlock]) -> None:
         """Send a batch, and what has gathered behind it."""
+        if batch[0].done.done():
+            return  # it was given up because no thread could be started, and one has come to it later
         while batch:
             try:
                 self._send(way, batch)
