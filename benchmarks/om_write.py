@@ -1,7 +1,7 @@
 """createKey + commitKey through the whole system: one shard, one broker, three nodes applying, on this machine.
 
     python -m benchmarks.om_write [--in-flight 1 50 500 4000] [--seconds 10] [--keys 1000000] [--mode leader late]
-                                  [--door kafka direct]
+                                  [--door kafka direct] [--auth none signed]
 
 Everything is real and runs here: a broker, three node processes, the client in a process of its own. Prints a table,
 and one JSON object a line: `mode`, `door`, `in_flight`, `requests_per_second`, `p50_ms`, `p99_ms`, `requests_per_batch`,
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.processor_time import spent_by_process
-from producers import Client
 from schemas.records.log import LEADER_MODE, REQUEST_MODES
 from stratolog.cluster.request_modes import set_modes
+from stratolog.configuration.credentials import write_credentials
 from stratolog.local.kafka import LONG_RUN_JVM
 from tests.support.local.stack import LocalKafka, TestStack
 
@@ -59,6 +60,11 @@ class System:
 
     def __init__(self, stack: TestStack) -> None:
         self.stack = stack
+        self.auth = stack.settings.auth or "none"
+        self.signer = stack.settings.credentials()
+        self.credentials_file = stack.settings.data_dir / "bench-credentials"
+        if self.signer is not None:
+            write_credentials(self.credentials_file, self.signer)
         self.processes = {name: psutil.Process(node.pid) for name, node in stack.nodes.items()}
         for number, broker in stack.kafka.processes.items():
             self.processes[f"broker{number}"] = psutil.Process(broker.pid)
@@ -89,7 +95,7 @@ class System:
 
     def set_mode(self, mode: str) -> None:
         """Have the measured requests executed by the leader, or by every replica."""
-        with self.stack.client() as client:
+        with self.stack.client(credentials=self.signer) as client:
             set_modes(client, [0], MEASURED, mode)
 
     def measure(self, spec: Spec) -> dict[str, Any]:
@@ -103,6 +109,8 @@ class System:
         ]  # fmt: skip
         if spec.door == DIRECT:
             command += ["--nodes", *(self.stack.address(name) for name in self.stack.names)]
+        if self.signer is not None:
+            command += ["--credentials", str(self.credentials_file)]
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S)
         figures: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         cpu_after, counts_after = self.cpu_s(), self.leader_counts()
@@ -119,12 +127,13 @@ class System:
 def print_table(rows: Iterable[dict[str, Any]]) -> None:
     """Print the figures for people."""
     table = Table(
-        "mode", "door", "in flight", "requests/s", "p50 ms", "p99 ms", "requests/batch", "processor us/request"
+        "mode", "door", "auth", "in flight", "requests/s", "p50 ms", "p99 ms", "requests/batch", "processor us/request"
     )
     for row in rows:
         cpu = ", ".join(f"{name} {spent}" for name, spent in row["cpu_us_per_request"].items())
         table.add_row(
-            row["mode"], row["door"], str(row["in_flight"]), f"{row['requests_per_second']:,.0f}", f"{row['p50_ms']:.2f}",
+            row["mode"], row["door"], row["auth"], str(row["in_flight"]), f"{row['requests_per_second']:,.0f}",
+            f"{row['p50_ms']:.2f}",
             f"{row['p99_ms']:.2f}",
             f"{row['requests_per_batch']:.1f}", cpu,
         )  # fmt: skip
@@ -153,36 +162,52 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=1, help="how often each level is measured")
     parser.add_argument("--keys", type=int, default=0, help="load so many keys in the end and report peak memory")
     parser.add_argument("--brokers", type=int, default=1, choices=(1, 3))
+    parser.add_argument(
+        "--auth", nargs="+", choices=("none", "signed"), default=["none"],
+        help="with both, each has a stack of its own, and they run in turn at each level",
+    )  # fmt: skip
     parser.add_argument("--durability", choices=("replicated", "fsync"), default="replicated")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="stratolog-bench-") as folder:
-        kafka = LocalKafka(Path(folder) / "kafka", brokers=arguments.brokers, jvm=LONG_RUN_JVM)
-        stack = TestStack(
-            Path(folder), kafka=kafka, shards=1, brokers=arguments.brokers, durability=arguments.durability
-        )
-        with kafka, stack:
-            with Client(stack.settings.bootstrap_servers) as client:
-                client.create_volume(VOLUME)
-                client.create_bucket(VOLUME, BUCKET)
-            run(System(stack), arguments)
+    with tempfile.TemporaryDirectory(prefix="stratolog-bench-") as folder, ExitStack() as running:
+        systems = [begin(Path(folder) / auth, auth, arguments, running) for auth in arguments.auth]
+        run(systems, arguments)
 
 
-def run(system: System, arguments: argparse.Namespace) -> None:
+def begin(folder: Path, auth: str, arguments: argparse.Namespace, running: ExitStack) -> System:
+    """Start a stack with a bucket; ``running`` ends it."""
+    folder.mkdir()
+    more: dict[str, Any] = {"auth": auth} if auth == "signed" else {}
+    kafka = LocalKafka(folder / "kafka", brokers=arguments.brokers, jvm=LONG_RUN_JVM)
+    stack = TestStack(
+        folder, kafka=kafka, shards=1, brokers=arguments.brokers, durability=arguments.durability,
+        **more,
+    )  # fmt: skip
+    running.enter_context(kafka)
+    system = System(running.enter_context(stack))
+    with stack.client(credentials=system.signer) as client:
+        client.create_volume(VOLUME)
+        client.create_bucket(VOLUME, BUCKET)
+    return system
+
+
+def run(systems: list[System], arguments: argparse.Namespace) -> None:
     """Measure at each level, then load the keys."""
-    if arguments.warm_up:
-        system.measure(Spec(in_flight=500, seconds=arguments.warm_up, warm_up_seconds=0, door=arguments.door[0]))
+    for system in systems:
+        if arguments.warm_up:
+            system.measure(Spec(in_flight=500, seconds=arguments.warm_up, warm_up_seconds=0, door=arguments.door[0]))
     rows = []
-    for in_flight, turn, mode, door in itertools.product(
-        arguments.in_flight, range(arguments.turns), arguments.mode, arguments.door
+    for in_flight, turn, mode, door, system in itertools.product(
+        arguments.in_flight, range(arguments.turns), arguments.mode, arguments.door, systems
     ):
         system.set_mode(mode)
         warm_up_s = LEVEL_WARM_UP_S if arguments.warm_up and not turn else min(arguments.warm_up, 2)
         measured = system.measure(
             Spec(in_flight=in_flight, seconds=arguments.seconds, warm_up_seconds=warm_up_s, door=door)
         )
-        rows.append({"mode": mode, "door": door, **measured})
+        rows.append({"mode": mode, "door": door, "auth": system.auth, **measured})
         print(json.dumps(rows[-1]), flush=True)
     print_table(rows)
+    system = systems[0]
     system.set_mode(LEADER_MODE)
     if arguments.keys:
         loaded = system.measure(
@@ -191,7 +216,8 @@ def run(system: System, arguments: argparse.Namespace) -> None:
             )
         )
         print(json.dumps({"keys_loaded": arguments.keys, **loaded, "peak_rss_mib": system.peak_rss_mib()}), flush=True)
-    system.stack.wait_converged()
+    for one in systems:
+        one.stack.wait_converged()
 
 
 if __name__ == "__main__":

@@ -34,6 +34,10 @@ MAX_GATHERED_BYTES = 256 * 1024
 GREETING_S = 10.0
 """How long a peer may take to say HELLO."""
 HALF_FRAME_S = 30.0
+UNREAD_S = 60.0
+"""How long a peer may read nothing though answers wait for it."""
+LAST_WORDS_S = 10.0
+"""How long a connection that is being closed waits for its peer to read what was said."""
 
 
 class DoorHost(Protocol):
@@ -78,6 +82,7 @@ class DoorConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._unanswered, self._unanswered_bytes = 0, 0
         self._peer_reads = True
+        self._unread_since_s = self._closing_since_s = 0.0
         self._reads_on = True
         self._since_s = loop.time()
         """When the connection began, or the frame that is not whole."""
@@ -125,11 +130,13 @@ class DoorConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Read nothing more while the client does not read."""
         self._peer_reads = False
+        self._unread_since_s = self._loop.time()
         self._keep_pace()
 
     def resume_writing(self) -> None:
         """Go on."""
         self._peer_reads = True
+        self._unread_since_s = 0.0
         self._keep_pace()
 
     # -- frames in -------------------------------------------------------------------------------------------------
@@ -260,11 +267,15 @@ class DoorConnection(asyncio.Protocol):
     def close(self) -> None:
         """Close the connection once what was said has been sent."""
         self._flush()
+        self._closing_since_s = self._closing_since_s or self._loop.time()
         if self._transport is not None:
             self._transport.close()
 
     def look(self, now_s: float) -> None:
         """End the connection if its client keeps the node waiting; called about once a second."""
+        if self._is_unread(now_s) and self._transport is not None:
+            self._transport.abort()
+            return
         if not self._since_s:
             return
         late_s = now_s - self._since_s
@@ -272,6 +283,12 @@ class DoorConnection(asyncio.Protocol):
             self._end(f"no HELLO within {GREETING_S:.0f} s")
         elif self._reads_on and late_s > HALF_FRAME_S:
             self._end(f"half a frame for {HALF_FRAME_S:.0f} s")
+
+    def _is_unread(self, now_s: float) -> bool:
+        """Whether the peer has read nothing for too long: it cannot be told, either."""
+        if self._closing_since_s:
+            return now_s - self._closing_since_s > LAST_WORDS_S
+        return bool(self._unread_since_s) and now_s - self._unread_since_s > UNREAD_S
 
     def _keep_pace(self) -> None:
         """Read from the connection, or do not, as there is room."""

@@ -1,8 +1,8 @@
 """Which topics of users' responses there are. A leader writes to those alone.
 
 Any client may name any topic that a user may have. Responses to topics that do not exist would wait in the producer's
-queue, and fill it, until the brokers say so. So a leader asks the brokers first, on a thread of its own, and at once for
-the first topic that is ever named. A response without a place is dropped: its client asks again, and the recorded
+queue, and fill it, until the brokers say so. So a leader asks the brokers first, on a thread of its own, and at once
+for the first topic that is ever named. A response without a place is dropped: its client asks again, and the recorded
 response finds its place then.
 """
 

@@ -86,9 +86,8 @@ class Reads:
 
     ``positions`` returns the (shard, index) of the caller's own writes, for ``session`` reads; ``find`` returns the
     nodes' addresses, if none are given. With ``tls`` the nodes must prove who they are. With ``credentials`` every call
-    is signed. Every read raises RequestFailed (4xx: NotFound for VOLUME_NOT_FOUND, …),
-    NotConnected or RetryableError (no answer within ``deadline_ms``), and for arguments TypeError or InvalidArgument (a
-    ValueError).
+    is signed. Every read raises RequestFailed (4xx: NotFound for VOLUME_NOT_FOUND, …), NotConnected or RetryableError
+    (no answer within ``deadline_ms``), and for arguments TypeError or InvalidArgument (a ValueError).
 
     >>> reads = Reads(["http://127.0.0.1:9871"], deadline_ms=5000)
     >>> reads.volume_info("vol1", consistency="stale").info.owner  # doctest: +SKIP

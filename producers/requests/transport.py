@@ -1,9 +1,9 @@
 """The client's way to Kafka and back: one producer for requests, one consumer for replies (design, section 4).
 
 What belongs here: confluent-kafka, its settings with the reason for each, and nothing about calls. The consumer is
-assigned one partition of ``om.responses`` (or of its user's own topic of responses) at its end *before* anything is sent, without a group, and passes on the
-values whose message key is the client's id. The producer has no delivery reports: a response shows that the request
-arrived, and silence that it may not have.
+assigned one partition of ``om.responses``, or of its user's own topic of responses, at its end *before* anything is
+sent, without a group, and passes on the values whose message key is the client's id. The producer has no delivery
+reports: a response shows that the request arrived, and silence that it may not have.
 
 The caller lingers: it decides how many requests :meth:`Transport.send` gets at once, and the producer adds no delay.
 With one produce request in flight per broker, requests that arrive meanwhile are sent together in the next.

@@ -32,6 +32,7 @@ from replicated_db.core.log.reading import Reading
 from replicated_db.core.ports import Log, LogUnavailable
 from replicated_db.shell.kafka.credentials import faust_credentials
 from replicated_db.shell.kafka.faust_transport import FLOWING_WAIT_MS, FollowerTransport
+from replicated_db.shell.kafka.quiet_monitor import QuietMonitor
 from replicated_db.shell.leader_loop import LeaderLoop, Publisher
 from replicated_db.shell.logs import Note
 from replicated_db.shell.startup import ADMIN_TIMEOUT_S
@@ -72,23 +73,6 @@ class Feed:
 
 IDLE_FOR_GOOD_S = 10 * 365 * 86_400.0
 """How long a follower may have nothing to fetch."""
-
-
-class QuietMonitor(faust.Monitor):
-    """Faust's sensor, without the statistics of each record, which nobody looks at: only what Faust's watchdog asks."""
-
-    def on_message_in(self, tp: Any, offset: int, message: Any) -> None:
-        """Count nothing."""
-
-    def on_stream_event_in(self, tp: Any, offset: int, stream: Any, event: Any) -> None:
-        """Note when the partition's stream took a record last."""
-        self.stream_inbound_time[tp] = time.monotonic()
-
-    def on_stream_event_out(self, tp: Any, offset: int, stream: Any, event: Any, state: Any = None) -> None:
-        """Count nothing."""
-
-    def on_message_out(self, tp: Any, offset: int, message: Any) -> None:
-        """Count nothing."""
 
 
 def make_app(

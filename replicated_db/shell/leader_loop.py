@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 IDLE_WAIT_S = 0.05
 """How long an idle leader waits for a proposal before it looks at barriers. Readers, and who stops it, wake it."""
 
-REPORT_WAIT_S = 0.0005
-"""How long a leader waits for reports at a time: requests that come meanwhile wait as long before they are executed."""
+REPORT_WAIT_S = 0.002
 PIPELINE_BATCH = 100
 """While a batch is in flight, the next one is sealed only once it holds this many requests (or is full)."""
 

@@ -88,8 +88,8 @@ class AuditReports:
                     "message.max.bytes": MAX_MESSAGE_BYTES,
                     "queue.buffering.max.messages": QUEUE_MAX_MESSAGES,
                     "delivery.report.only.error": True,
-                    # The topic may grow. librdkafka refuses partitions that it does not know, and by default asks about new
-                    # ones every five minutes.
+                    # The topic may grow. librdkafka refuses partitions that it does not know, and by default asks about
+                    # new ones every five minutes.
                     "topic.metadata.refresh.interval.ms": SILENT_BROKER_MS,
                     "reconnect.backoff.max.ms": 1000,
                     "socket.timeout.ms": SILENT_BROKER_MS,

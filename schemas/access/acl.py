@@ -138,13 +138,13 @@ def changed(acls: Iterable[Acl], change: str, entries: Iterable[Acl]) -> list[Ac
     """Return a list after a change, in one order for all replicas.
 
     ADD adds rights to those that an entry has, REMOVE takes rights away, and the entry with its last one; SET replaces
-    the list. To add or remove NONE adds or removes the entry that takes all rights away.
+    the list. To add NONE takes all rights out of an entry, which then denies; to remove it removes such an entry.
     """
     after = {} if change == SET else {(acl.scope, acl.type, acl.name): acl.rights for acl in acls}
     for entry in entries:
         at = (entry.scope, entry.type, entry.name)
         if change != REMOVE:
-            after[at] = after.get(at, NONE) | entry.rights
+            after[at] = after.get(at, NONE) | entry.rights if entry.rights else NONE
         elif at in after and after[at] & ~entry.rights:
             after[at] &= ~entry.rights
         else:

@@ -38,8 +38,8 @@ NAME = "NAME"
 CLUSTER = "kafka-cluster"
 """Kafka's name of the cluster as a resource."""
 RULES_OF_NAMES = "RULE:^CN=([^,:]+),OU=client,O=stratolog$/$1/,RULE:^CN=([^,:]+),OU=([a-z]+),O=stratolog$/$2:$1/"
-"""Brokers' ``ssl.principal.mapping.rules``. A certificate that no rule fits has its whole subject as its name: it may do
-nothing.
+"""Brokers' ``ssl.principal.mapping.rules``. A certificate that no rule fits has its whole subject as its name: it may
+do nothing.
 """
 
 
@@ -76,7 +76,7 @@ class KafkaPrincipal(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaRight:
-    """What a kind of principal may do on one resource. ``is_prefix``: on all whose names begin so. ``why`` is for people."""
+    """What a kind of principal may do on one resource, and ``why``. ``is_prefix``: on all whose names begin so."""
 
     resource: KafkaResource
     name: str

@@ -1,7 +1,7 @@
 """A connection to Kafka's brokers: their addresses, and how a client proves who it is. No secret is in it, only files.
 
 A program gives ``kafka.*`` settings by the names of librdkafka (``NAMES``); passwords are in files. Any other name is
-refused: the log contract depends on how our clients are set (``acks``, ``isolation.level`` …), and so no user sets that.
+refused: the log contract depends on how our clients are set (``acks``, ``isolation.level`` …), so no user sets that.
 
 Wherever a function takes ``Brokers`` it takes plain addresses too: brokers that ask nobody who he is.
 """

@@ -1,7 +1,7 @@
 """What keeps a client from its brokers, in words. librdkafka tells it by a callback, and its calls only time out.
 
-Credentials that were refused, and certificates that were, do not become right by waiting: :attr:`ConnectionTroubles.is_refused`
-lets a caller give up at once.
+Credentials that were refused, and certificates that were, do not become right by waiting:
+:attr:`ConnectionTroubles.is_refused` lets a caller give up.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def _new_context(
     context.verify_mode = verify
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     if framed:
-        # Without it OpenSSL takes an end for an attack, and says nothing more on the connection: not why it ends, either.
+        # Without it OpenSSL takes an end for an attack, and says nothing more on the connection, not even why it ends.
         context.options |= ssl.OP_IGNORE_UNEXPECTED_EOF
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0

@@ -232,7 +232,7 @@ def chosen_backup(repository: BackupRepository, wish: RestoreWish) -> BackupMani
 
 
 def fitting(settings: Settings, manifest: BackupManifest, wish: RestoreWish) -> Settings:
-    """Return the settings with what the backup fixes; raises UsageError for others that were given.
+    """Return the settings with the backup's cluster and shards; raises UsageError if other ones were given.
 
     Raises UserError for a backup of later software.
     """

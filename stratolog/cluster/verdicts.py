@@ -44,7 +44,8 @@ class VerdictReader:
                     "group.id": "stratolog-verdicts",  # never committed to: partitions are assigned
                     "enable.auto.commit": False,
                     "auto.offset.reset": "earliest",
-                    "isolation.level": "read_uncommitted",  # else a stranger's open transaction would hide later verdicts
+                    # Otherwise a stranger's open transaction would hide later verdicts.
+                    "isolation.level": "read_uncommitted",
                     "log_level": 0,
                 },
             )

@@ -113,7 +113,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     for variable, value in environment.items():
         if variable.startswith(PREFIX) and variable != CONFIG_VARIABLE:
             name, found = variable.removeprefix(PREFIX).lower(), read_setting(variable, value, "the environment")
-            if name.startswith(KAFKA_PREFIX):
+            if name == "kafka" or name.startswith(KAFKA_PREFIX):
                 given["kafka"] = (*given.get("kafka", ()), *found)
             else:
                 given[name] = found

@@ -3,10 +3,10 @@
 An unknown name is an error, in the file and in the environment. So is a value of the wrong type or out of range. The
 message names the setting, the value and where it was found.
 
-In the file ``nodes``, ``datanodes``, ``racks`` and ``kafka`` are tables (``om1 = "127.0.0.1:9871"``), ``pipelines`` an array; in
-the environment all are separated by commas (``om1=127.0.0.1:9871,om2=...``), and an empty table is ``none``.
-``stratolog.configuration.settings_values`` reads single values; ``stratolog.configuration.node_configs`` makes
-configurations of nodes from them.
+In the file ``nodes``, ``datanodes``, ``racks`` and ``kafka`` are tables (``om1 = "127.0.0.1:9871"``), ``pipelines`` an
+array; in the environment all but ``kafka`` are separated by commas (``om1=127.0.0.1:9871,om2=...``), and an empty table
+is ``none``. ``stratolog.configuration.settings_values`` reads single values; ``stratolog.configuration.node_configs``
+makes configurations of nodes from them.
 """
 
 from __future__ import annotations
@@ -189,9 +189,9 @@ class Settings:
     Set, they speak TLS with each other, and in clear with nobody. Unset: all of them speak in clear.
     """
     tls_certificate_file: Path | None = _setting(values.path, default=None)
-    """PEM file with this process's certificate, by which it proves who it is, and its key. Nodes and datanodes need one.
+    """PEM file with this process's certificate, by which it proves who it is, and its key.
 
-    Renewed files are read for the next connection.
+    Nodes and datanodes need one. Renewed files are read for the next connection.
     """
     tls_key_file: Path | None = _setting(values.path, default=None)
     """PEM file with the certificate's key, if that is not in ``tls_certificate_file``."""

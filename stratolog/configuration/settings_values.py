@@ -256,14 +256,24 @@ def racks(value: Any) -> tuple[tuple[str, str], ...]:
 
 
 def kafka(value: Any) -> tuple[tuple[str, str], ...]:
-    """Read ``kafka.*`` settings: a table (names with dots may be tables of their own); sorted by name."""
-    if not isinstance(value, Mapping):
-        if isinstance(value, tuple):
-            return value
-        raise ValueError(f"must be a table such as security.protocol = 'SASL_SSL', not {value!r}")
-    found = tuple(sorted(_kafka_option(name, one) for name, one in _flat(value)))
+    """Read ``kafka.*`` settings: a table (names with dots may be tables of their own), or a text; sorted by name.
+
+    The text is ``name=value,...``, or ``none``.
+    """
+    pairs = _flat(value) if isinstance(value, Mapping) else _kafka_pairs(value)
+    found = tuple(sorted(_kafka_option(name, one) for name, one in pairs))
     _unique(tuple(name for name, _ in found))
     return found
+
+
+def _kafka_pairs(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, tuple):
+        return list(value)
+    if not isinstance(value, str):
+        raise ValueError("must be a table such as security.protocol = 'SASL_SSL'")
+    if not value.strip():
+        raise ValueError("must not be empty")
+    return _pairs_or_none(value, "value")
 
 
 def _kafka_option(option: str, value: Any) -> tuple[str, str]:

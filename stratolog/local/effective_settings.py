@@ -56,7 +56,7 @@ def effective_settings(settings: Settings, before: StackState) -> tuple[Settings
 def _with_security(settings: Settings, stored: Settings | None, *, is_running: bool) -> Settings:
     """Return the settings with how processes reach the brokers of this stack; makes the authority of a secure one.
 
-    A stack stays secure, or open, until it is started otherwise. Raises UsageError if that is asked of brokers that run.
+    A stack stays secure, or open, until it is started otherwise; brokers that run refuse that by a UsageError.
     """
     if given := sorted(_OPEN.keys() & settings.explicit):
         raise UsageError(

@@ -9,11 +9,11 @@
 
 Rules:
 
-1. A holder's key and certificate are one file. It is replaced by a rename, so no reader ever pairs an old key with a new
-   certificate. OpenSSL, librdkafka and Kafka's PEM key stores all read it (``ssl.keystore.type=PEM``; the trust store is
-   ``ca.pem``).
-2. ``certify`` is idempotent: a certificate that is right and has a third of its time left stays as it is, byte for byte.
-   A renewed one has a new key.
+1. A holder's key and certificate are one file. It is replaced by a rename, so no reader ever pairs an old key with a
+   new certificate. OpenSSL, librdkafka and Kafka's PEM key stores all read it (``ssl.keystore.type=PEM``; the trust
+   store is ``ca.pem``).
+2. ``certify`` is idempotent: a certificate that is right and has a third of its time left stays as it is, byte for
+   byte. A renewed one has a new key.
 3. Keys are of the curve P-256. A certificate of a server is one of a client, too: nodes call each other.
 4. The authority signs holders alone (path length 0), never other authorities.
 5. Of two processes that make an authority at once, one makes it and both have it.

@@ -27,7 +27,7 @@ def make_private_folder(path: Path) -> None:
 
 
 def read_private(path: Path) -> bytes | None:
-    """Return what is in a file, None if there is none; raises UsageError if it cannot be read, or others may read it."""
+    """Return what is in a file, None if there is none; raises UsageError if it cannot be read, or others may."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:

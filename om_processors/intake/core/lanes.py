@@ -15,7 +15,7 @@ TURN_REQUESTS = 16
 """Most requests that are taken from one lane while others wait."""
 
 
-class Waiting(Protocol):
+class OfLane(Protocol):
     """A request that waits."""
 
     @property
@@ -23,7 +23,7 @@ class Waiting(Protocol):
         """The connection by which it came; None: by the brokers."""
 
 
-Request = TypeVar("Request", bound=Waiting)
+Request = TypeVar("Request", bound=OfLane)
 
 
 class Lanes(Generic[Request]):

@@ -187,16 +187,7 @@ class _BootstrapRun:
         """Carry out instructions until the machine has ended."""
         self._teller.at(lambda: f"reads which files this node has already, {size_words(self._hashed)} so far")
         self._candidate.open()
-        instructions = self._machine.begin()
-        while True:
-            event = None
-            for instruction in instructions:
-                event = self._carry_out(instruction) or event
-            if self._machine.ended:
-                break
-            if event is None:
-                raise RuntimeError(f"{instructions} led to no event")
-            instructions = self._machine.on(event)
+        self._machine.run(self._carry_out)
         if self._installed is None:
             raise RuntimeError("the run ended without an install")
         return self._installed

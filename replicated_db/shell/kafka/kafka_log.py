@@ -43,9 +43,9 @@ def consumer_settings(bootstrap_servers: Brokers, **extra: Any) -> dict[str, Any
             "group.id": "stratolog-unused",
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
-            # librdkafka's default stops at the first record of any open transaction, and anybody may open one. The other
-            # readers (aiokafka, Spark) read on, and all must read the same log. Records of an aborted transaction are
-            # judged like any record: claims decide, not Kafka.
+            # librdkafka's default stops at the first record of any open transaction, and anybody may open one. The
+            # other readers (aiokafka, Spark) read on, and all must read the same log. Records of an aborted transaction
+            # are judged like any record: claims decide, not Kafka.
             "isolation.level": "read_uncommitted",
             # This check is off by default; without it a record damaged on disk would be handed over as it is.
             "check.crcs": True,

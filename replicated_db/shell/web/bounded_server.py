@@ -9,7 +9,8 @@ descriptors that the database needs. Rules:
 3. If none makes room, the new one is told 503, OVERLOADED, once it asks. MAX_REFUSED such wait for their answer at a
    time; a further one is closed without a word.
 
-A connection on which a request is at work, or which was upgraded, is never ended here.
+A connection whose request is at work, or which was upgraded, is never ended here; one is idle again once its answer is
+made.
 """
 
 from __future__ import annotations

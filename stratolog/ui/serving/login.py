@@ -1,9 +1,9 @@
 """Who may look at the dashboard of a secure cluster: whoever has an operator's link, or an operator's certificate.
 
-The link is the one that lets a browser start drills (``operator_key``). A browser that opens it without having logged in
-gets a small page, whose script sends the key behind ``#`` once. From then on a cookie stands for it, which no script can
-read, no other site's page sends along, and no plain connection carries. It is drawn when the dashboard starts, and ends
-with it.
+The link is the one that lets a browser start drills (``operator_key``). A browser that opens it without having logged
+in gets a small page, whose script sends the key behind ``#`` once. From then on a cookie stands for it, which no script
+can read, no other site's page sends along, and no plain connection carries. It is drawn when the dashboard starts, and
+ends with it.
 """
 
 from __future__ import annotations

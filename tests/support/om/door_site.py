@@ -6,7 +6,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +14,13 @@ from aiohttp import web
 
 from om_processors.doors.direct_door import DirectDoor
 from om_processors.doors.door_lookups import DoorLookups
+from om_processors.identity.identities import Identities
+from om_processors.identity.readers import ReaderGuard
 from om_processors.intake.direct_calls import DirectCalls
 from om_processors.intake.gateway import Gateway, Received
 from om_processors.serving.consistency import LINEARIZABLE, SESSION, NotReadable
 from replicated_db.core.leading.leader import Proposal, Reply
+from replicated_db.shell.system import SystemClock
 from replicated_db.shell.web.bounded_server import BoundedRunner
 from replicated_db.shell.web.http_guard import HttpGuard
 from schemas.codecs.codec import encode
@@ -41,9 +44,9 @@ class DoorRows(DictTables):
 class AnsweringLeader:
     """Leads a shard on a thread: what the gateway admits is answered with OK and an index, unless ``holds``."""
 
-    def __init__(self, shard: int) -> None:
+    def __init__(self, shard: int, identities: Identities | None = None) -> None:
         self.shard = shard
-        self.gateway = Gateway(shard=shard, node="om1", secret=SECRET)
+        self.gateway = Gateway(shard=shard, node="om1", secret=SECRET, identities=identities)
         self.calls = DirectCalls(shard)
         self.executed: list[Request] = []
         self.holds = False
@@ -88,9 +91,9 @@ class AnsweringLeader:
 
 
 class DoorSite:
-    """One node of one shard; it leads once :meth:`lead` is called."""
+    """One node of one shard; it leads once :meth:`lead` is called. If it is ``signed``, it demands signatures."""
 
-    def __init__(self, *, node: str = "om1", cluster: str = "c") -> None:
+    def __init__(self, *, node: str = "om1", cluster: str = "c", signed: bool = False) -> None:
         self.world = World()
         self.world.do(CreateVolume(volume="vol1"))
         self.world.do(CreateBucket(volume="vol1", bucket="bucket1"))
@@ -104,7 +107,9 @@ class DoorSite:
         replica: Any = self
         consistency: Any = self
         self.lookups = DoorLookups({0: replica}, consistency, self.failures.append)
-        self.door = DirectDoor(node, cluster, {0: replica}, self.lookups)
+        self.evidence, self.lock = None, nullcontext()
+        self.identities = Identities(SECRET, lambda: replica, SystemClock()) if signed else None
+        self.door = DirectDoor(node, cluster, {0: replica}, self.lookups, self.identities)
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
@@ -120,7 +125,10 @@ class DoorSite:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(JOIN_S)
 
     async def _start(self) -> int:
-        app = web.Application(middlewares=[HttpGuard(SECRET).middleware()])
+        guards = [HttpGuard(SECRET).middleware()]
+        if self.identities is not None:
+            guards.append(ReaderGuard(SECRET, self.identities).middleware())
+        app = web.Application(middlewares=guards)
         self.door.attach(app)
         self._runner = BoundedRunner(app)
         await self._runner.setup()
@@ -132,7 +140,7 @@ class DoorSite:
     def lead(self, term: int = 1, address: str = "") -> AnsweringLeader:
         """Lead from now on."""
         self.follow(term, "om1", address or self.address)
-        self.leader = AnsweringLeader(0)
+        self.leader = AnsweringLeader(0, self.identities)
         intake: Any = self.leader
         self.door.opened(0, intake)
         return self.leader
@@ -163,6 +171,10 @@ class DoorSite:
         self.world.do(CommitKey(volume="vol1", bucket="bucket1", key=name, session_id=session.session_id, size=size))
 
     # the replica, and its consistency
+
+    @property
+    def rows(self) -> DictTables:
+        return self.world.tables
 
     @contextmanager
     def held(self) -> Iterator[tuple[int, DoorRows]]:

@@ -62,6 +62,7 @@ def test_changes():
     assert changed(one, ADD, ()) == changed(other, ADD, ()), "one order on all replicas"
     denied = changed((), ADD, entries("user:eve:n"))
     assert texts(denied) == ["user:eve:n[ACCESS]"]
+    assert texts(changed(acls, ADD, entries("user:alice:n"))) == ["user:alice:n[ACCESS]", "world::l[ACCESS]"]
     assert changed(denied, REMOVE, entries("user:eve:n")) == []
 
 

@@ -234,10 +234,12 @@ def test_a_closed_container_takes_no_more_bytes_and_says_which_it_is(store: Bloc
         store.open_writer(7, 1, len(DATA), CELL)
     assert refusal.value.code == codes.CONTAINER_CLOSED
     assert read(store) == DATA
-    again = BlockStore(tmp_path)
-    again.close_container(7)  # as the rows say when a datanode starts
+    other = BlockStore(tmp_path / "other")
+    assert other.written_length(7, 1) == 0  # it is asked for before there is a container
+    write(other, DATA, local_id=2)
+    other.close_container(7)
     with refused(codes.CONTAINER_CLOSED):
-        again.open_writer(7, 1, len(DATA), CELL)
+        other.open_writer(7, 1, 0, CELL)
 
 
 def test_a_deleted_block_does_not_come_back(store: BlockStore, tmp_path: Path):

@@ -15,7 +15,7 @@ import pytest
 from crc32c import crc32c
 
 from om_processors.doors import direct_door, door_connection
-from om_processors.doors.door_connection import GREETING_S, HALF_FRAME_S, DoorConnection
+from om_processors.doors.door_connection import GREETING_S, HALF_FRAME_S, LAST_WORDS_S, UNREAD_S, DoorConnection
 from om_processors.doors.door_lookups import found_rows
 from schemas.codecs.codec import decode_as, encode
 from schemas.codecs.envelopes import MAX_ENVELOPE_MESSAGES, responses_in
@@ -312,6 +312,32 @@ def test_a_peer_that_does_not_read_is_not_heard_and_then_left(case: Case, monkey
     case.connection.answer(0, [b"another"])
     case.connection.connection_lost(None)
     case.connection.answer(0, [b"and one when it is gone"])
+
+
+def test_a_peer_that_reads_nothing_is_left_after_a_while(case: Case):
+    case.connection.data_received(HELLO)
+    case.connection.pause_writing()
+    case.connection.resume_writing()
+    case.connection.look(case.host.now_s + 10**6)
+    assert not case.wire.is_closing(), "it reads again"
+    case.connection.pause_writing()
+    case.connection.look(case.host.now_s + UNREAD_S)
+    assert not case.wire.is_closing()
+    case.connection.look(case.host.now_s + UNREAD_S + 1)
+    assert case.wire.ended == "aborted"
+
+
+def test_a_connection_that_is_closed_does_not_wait_for_its_peer_for_ever(case: Case):
+    class Stuck(Wire):
+        def close(self) -> None:
+            self.closing = True
+
+    case.wire.__class__ = Stuck
+    case.connection.data_received(HELLO + b"garbage that is no frame")
+    case.connection.look(case.host.now_s + LAST_WORDS_S)
+    assert not case.wire.is_closing()
+    case.connection.look(case.host.now_s + LAST_WORDS_S + 1)
+    assert case.wire.ended == "aborted"
 
 
 def test_a_peer_that_says_nothing_is_left(case: Case):

@@ -76,7 +76,9 @@ def test_a_manifest_comes_back_as_it_was_written():
 
 
 def test_files_and_offsets_up_to_the_limits_come_back_too():
-    made = replace(manifest(part(pieces=((10, MAX_NUMBER),))), service_files=(content(7), Content("ab" * 16, 0)))
+    made = replace(
+        manifest(part(pieces=((0, 10), (10, MAX_NUMBER)))), service_files=(content(7), Content("ab" * 16, 0))
+    )
     found = manifest_from(made.to_json())
     assert found == made
     assert {content(7), Content("ab" * 16, 0)} < found.contents()

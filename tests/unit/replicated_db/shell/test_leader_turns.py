@@ -126,7 +126,7 @@ def test_what_was_taken_before_the_stop_is_answered(story: Story):
     assert len(story.replies) == 3
 
 
-def test_whoever_waits_for_a_tick_waits_for_no_proposal_too(story: Story):
+def test_whoever_waits_for_a_tick_waits_for_no_proposal(story: Story):
     asked: list[Any] = []
 
     def ask() -> Sequence[Proposal]:
