@@ -5,8 +5,8 @@ What belongs here: the shell around :class:`producers.blocks.core.small_batches.
 1. Whoever has a whole small block asks :meth:`SmallBlocks.write`, which waits and returns the entry that committed the
    block once every member has applied and verified it. It returns None for anything else: then the caller writes
    the block as a stream, which begins anew. Both may be done to one block: all requests may be repeated.
-2. A batch is one WriteBlocks to its root, on one of the client's kept connections, by one of MAX_SENDERS threads that all
-   keys of the client share. A thread that waits for its block may leave at any time; its block goes on.
+2. A batch is one WriteBlocks to its root, on one of the client's kept connections, by one of MAX_SENDERS threads that
+   all keys of the client share. A thread that waits for its block may leave at any time; its block goes on.
 3. The root is the nearest member, and among equally near ones the one that led last.
 4. The answer names the members whose watch is satisfied. If that is not all of them, the block goes rule 1's other
    way, where the client asks each member itself, and a majority will do after a time-out.
@@ -124,6 +124,8 @@ class SmallBlocks:
 
     def _send_all(self, way: SmallWay, batch: Sequence[WaitingBlock]) -> None:
         """Send a batch, and what has gathered behind it."""
+        if batch[0].done.done():
+            return  # it was given up because no thread could be started, and one has come to it later
         while batch:
             try:
                 self._send(way, batch)

@@ -64,7 +64,7 @@ def check_opening(request: OpenBlocks, data_bytes: int) -> None:
 
 
 def small_blocks(request: OpenBlocks, data: memoryview) -> Iterator[SmallBlock]:
-    """Yield the blocks of a checked request with their bytes; raises CHECKSUM_MISMATCH for bytes that are not theirs."""
+    """Yield the blocks of a checked request with their bytes; raises CHECKSUM_MISMATCH for bytes not theirs."""
     offset, size = 0, request.bytes_per_checksum
     for block in request.blocks:
         cells: list[tuple[memoryview, int]] = []

@@ -2,14 +2,14 @@
 
 What belongs here: the blocks of one client that wait, by the way that they go. The rules:
 
-1. Blocks go together if they go the same *way*: the same pipeline and members, by the same tree, with the same time-out.
-   They leave in the order in which they came.
+1. Blocks go together if they go the same *way*: the same pipeline and members, by the same tree, with the same
+   time-out. They leave in the order in which they came.
 2. A batch has at most MAX_BLOCKS_TOGETHER blocks and MAX_BYTES_TOGETHER bytes.
 3. A block that finds nothing under way leaves at once, alone; those that come meanwhile gather behind it. A further
    batch leaves beside others only if GATHERED_BLOCKS blocks or GATHERED_BYTES bytes have gathered: what an exchange
    costs is shared by its blocks. At most MAX_UNDER_WAY batches of one way are under way.
-4. A way on which an exchange failed is closed for CLOSED_S, and twice as long each time it fails again, LAST_CLOSED_S at
-   most: its blocks are written as streams, which find out what is wrong, and go on without it.
+4. A way on which an exchange failed is closed for CLOSED_S, and twice as long each time it fails again, LAST_CLOSED_S
+   at most: its blocks are written as streams, which find out what is wrong, and go on without it.
 """
 
 from __future__ import annotations
