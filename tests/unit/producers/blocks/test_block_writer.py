@@ -2,7 +2,8 @@
 
 import pytest
 
-from producers.blocks.block_writer import BlockFailed, BlockWriter
+from producers.blocks.background_commits import BlockFailed
+from producers.blocks.block_writer import BlockWriter
 from producers.blocks.core import stream_recovery
 from producers.blocks.core.stream_recovery import MAX_FUTILE_RESUMES
 from producers.blocks.datanode_directory import PipelineView
