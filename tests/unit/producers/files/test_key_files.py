@@ -152,6 +152,8 @@ def test_an_exception_leaves_nothing(make):
         world.client.open("/v/b/k")
     with pytest.raises(ValueError, match="is closed"):
         file.write(b"")
+    with pytest.raises(ValueError, match="is closed"), file:
+        pytest.fail("a closed file was entered")
     forgotten = world.client.open("/v/b/k", "wb")
     forgotten.write(b"x")
     del forgotten
