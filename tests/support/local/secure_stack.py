@@ -128,7 +128,8 @@ def read_error(brokers: KafkaConnection, topic: str, group: str = "stratolog-cli
     }  # fmt: skip
     consumer = Consumer(client_settings(brokers, own))
     try:
-        if (unseen := consumer.list_topics(topic, timeout=ANSWER_S).topics[topic].error) is not None:
+        unseen: KafkaError | None = consumer.list_topics(topic, timeout=ANSWER_S).topics[topic].error
+        if unseen is not None:
             return unseen
         consumer.assign([TopicPartition(topic, 0, 0)])
         message = consumer.poll(ANSWER_S)
