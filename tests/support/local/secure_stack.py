@@ -125,16 +125,23 @@ def write_error(brokers: KafkaConnection, topic: str) -> KafkaError | None:
 
 
 def read_error(brokers: KafkaConnection, topic: str, group: str = "stratolog-client-test") -> KafkaError | None:
-    """Read a topic's beginning; return with what the brokers refuse it, None for a record or for silence."""
+    """Read a topic's beginning; return with what the brokers refuse it, None if it could be read.
+
+    Of a topic that a client may not even see, librdkafka says nothing where partitions are assigned; so it is asked.
+    """
     own = {
         "group.id": group, "enable.auto.commit": False, "auto.offset.reset": "earliest", "log_level": 0,
         "enable.partition.eof": True,
     }  # fmt: skip
     consumer = Consumer(client_settings(brokers, own))
     try:
+        unseen: KafkaError | None = consumer.list_topics(topic, timeout=ANSWER_S).topics[topic].error
+        if unseen is not None:
+            return unseen
         consumer.assign([TopicPartition(topic, 0, 0)])
         message = consumer.poll(ANSWER_S)
-        error = None if message is None else message.error()
+        assert message is not None, f"{topic}: neither a record nor a word"
+        error = message.error()
         return None if error is None or error.code() == KafkaError._PARTITION_EOF else error
     finally:
         consumer.close()
