@@ -31,8 +31,8 @@ from schemas.result_codes import PERMISSION_DENIED
 from schemas.security.certificates import ADMINISTRATORS, PeerIdentity, WrongPeer, identity_of
 
 ANY_HOST = "*"
-CALLER = "stratolog.caller"
-"""Under this name a request that passed has the PeerIdentity of its caller's certificate, None without one."""
+CALLER: web.RequestKey[object] = web.RequestKey("stratolog.caller", object)
+"""Under this key a request that passed has the PeerIdentity of its caller's certificate, None without one."""
 OPEN_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 FOREIGN_SITES = frozenset({"cross-site", "same-site"})
 """``Sec-Fetch-Site`` of requests that a page of another origin makes."""

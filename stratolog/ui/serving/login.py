@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from replicated_db.shell.web.http_guard import CALLER
-from schemas.security.certificates import ADMINISTRATORS
+from schemas.security.certificates import ADMINISTRATORS, PeerIdentity
 
 COOKIE = "__Host-stratolog-dashboard"
 KEY_HEADER = "X-Stratolog-Key"
@@ -38,7 +38,7 @@ class DashboardLogin:
     def knows(self, request: web.Request) -> bool:
         """Say whether a request is that of an operator."""
         caller = request.get(CALLER)
-        if caller is not None and caller.role in ADMINISTRATORS:
+        if isinstance(caller, PeerIdentity) and caller.role in ADMINISTRATORS:
             return True
         given = request.cookies.get(COOKIE, "")
         return hmac.compare_digest(given.encode(errors="surrogateescape"), self._cookie.encode())

@@ -75,7 +75,7 @@ def node(served: Node) -> Node:
 
 @pytest.fixture(scope="module")
 def calls() -> LoanCalls:
-    config: Any = SimpleNamespace(node="om1", secret=SECRET)
+    config: Any = SimpleNamespace(node="om1", secret=SECRET, tls=None)
     return LoanCalls(config)
 
 

@@ -36,7 +36,7 @@ class Case:
             position=SimpleNamespace(index=5, address="", leader=""),
         )  # fmt: skip
         self.leader: Any = SimpleNamespace(leading=True, read_index=lambda: self.index)
-        config: Any = SimpleNamespace(node="om1", secret=SECRET)
+        config: Any = SimpleNamespace(node="om1", secret=SECRET, tls=None)
         replicas: dict[int, Any] = {0: self.replica}
         loops: dict[int, Any] = {0: self.leader}
         self.consistency = Consistency(config, replicas, loops, self.failures.append)

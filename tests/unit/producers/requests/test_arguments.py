@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from schemas.access.credentials import Credentials
 from schemas.records.log import FORCED
 from schemas.records.messages import CreateVolume, DeleteVolume, Response
 from schemas.records.rows import BlockLocation
+from schemas.security.tls import TlsFiles
 from tests.support.sdk.memory import MemoryCluster, MemoryConnection, client_to
 
 BLOCK = BlockLocation(container_id=1, local_id=2, offset=0, length=5, pipeline="p1")
@@ -122,6 +124,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "tracer": (1, "opentelemetry"), "nodes": (None, 1, "127.0.0.1:1", [1], ["h"], ["h:0"]),
     "max_linger_ms": (None, "1", -1, 1001, float("nan")), "connect_timeout_ms": (None, "1", 0),
     "cluster_secret": ("secret", b"secret"), "credentials": ("alice:1", b"secret"), "streams": ({}, 1),
+    "tls": (1, True, "ca.pem", {"ca": "ca.pem"}, TlsFiles(ca=Path("/nowhere/ca.pem"))),
     "kafka": (1, "SSL", {"acks": "0"}, {"sasl.password": "x"}, {"security.protocol": "TLS"}, {"sasl.username": "x"}),
 }  # fmt: skip
 CASES = [
