@@ -198,9 +198,9 @@ class LateWorld:
         if said is not None:
             self.answered(said.proposal, said.response)
 
-    def do(self, body: RequestBody, **more: int | None) -> Response:
+    def do(self, body: RequestBody, *, sent_ms: int | None = None, call: int | None = None) -> Response:
         """Submit and settle one request."""
-        proposal = self.request(body, **more)
+        proposal = self.request(body, sent_ms=sent_ms, call=call)
         self.submit(proposal)
         self.settle()
         return decode_as(Response, self.answers[int(proposal.reply_to)])

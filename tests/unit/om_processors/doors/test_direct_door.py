@@ -236,7 +236,7 @@ class Host:
         assert isinstance(connection, DoorConnection)
         self.requests.append((shard, requests, key))
 
-    def look_up(self, reads: Any) -> None:
+    def look_up(self, connection: Any, reads: Any) -> None:
         for _, told in reads:
             told(DoorRows(status="OK", message="", shard=0, index=1, rows=[]))
 

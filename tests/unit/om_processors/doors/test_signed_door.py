@@ -43,8 +43,10 @@ def user(site: DoorSite, name: str) -> Credentials:
     return credentials_of(SECRET, TokenName(user=name, generation=site.world.index, number=0))
 
 
-def client(site: DoorSite, credentials: Credentials | None, **options: int) -> Client:
-    return Client(nodes=[site.address], credentials=credentials, deadline_ms=5_000, **options)
+def client(site: DoorSite, credentials: Credentials | None, connect_timeout_ms: int = 15_000) -> Client:
+    return Client(
+        nodes=[site.address], credentials=credentials, deadline_ms=5_000, connect_timeout_ms=connect_timeout_ms
+    )
 
 
 def test_signed_requests_are_executed_alone_and_together(site: DoorSite, leader: AnsweringLeader):
@@ -87,21 +89,21 @@ def test_a_removed_user_is_refused_on_an_open_connection(site: DoorSite, leader:
 
 def test_lookups_are_judged_key_by_key(site: DoorSite, leader: AnsweringLeader):
     del leader
-    ann, vera = user(site, "ann"), operator_credentials(SECRET)
+    eve, vera = user(site, "eve"), operator_credentials(SECRET)
     site.add_key("open")
     site.add_key("closed")
     site.world.do(
         ChangeAcl(kind="VOLUME", volume="vol1", bucket="", name="", change="ADD", acls=[parse_acl("world::r")])
     )
     site.world.do(
-        ChangeAcl(kind="BUCKET", volume="vol1", bucket="bucket1", name="", change="ADD", acls=[parse_acl("user:ann:r")])
+        ChangeAcl(kind="BUCKET", volume="vol1", bucket="bucket1", name="", change="ADD", acls=[parse_acl("user:eve:r")])
     )
     site.world.do(
         ChangeAcl(
             kind="KEY", volume="vol1", bucket="bucket1", name="open", change="ADD", acls=[parse_acl("group:staff:r")]
         )
     )
-    with client(site, ann) as reader, client(site, vera) as operator:
+    with client(site, eve) as reader, client(site, vera) as operator:
         assert reader.key_info(*PLACE, "open").info.acls == [], "the list needs a right of its own"
         for keys in (["closed"], ["open", "closed"]):
             with pytest.raises(RequestFailed, match="PERMISSION_DENIED"):
