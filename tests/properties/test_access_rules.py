@@ -46,13 +46,20 @@ REQUESTS: list[tuple[m.RequestBody, str, int, int]] = [
 
 def rights(acls: list[Acl], who: str) -> set[int]:
     """Return the rights that a list gives."""
-    mine = [acl for acl in acls if acl.scope == "ACCESS" and (acl.type, acl.name) in {("USER", who), ("WORLD", ""), *(("GROUP", g) for g in GROUPS[who])}]
+    mine = [
+        acl
+        for acl in acls
+        if acl.scope == "ACCESS"
+        and (acl.type, acl.name) in {("USER", who), ("WORLD", ""), *(("GROUP", g) for g in GROUPS[who])}
+    ]
     if any(acl.type == "USER" and acl.rights == 0 for acl in mine):
         return set()
     return {1 << bit for acl in mine for bit in range(7) if acl.rights >> bit & 1}
 
 
-def expected(who: str, owners: dict[str, str], lists: dict[str, list[Acl]], what: str, right: int, in_bucket: int) -> bool:
+def expected(
+    who: str, owners: dict[str, str], lists: dict[str, list[Acl]], what: str, right: int, in_bucket: int
+) -> bool:
     on_volume = owners["volume"] == who
     if what == "administrator":
         return False
@@ -76,7 +83,9 @@ def expected(who: str, owners: dict[str, str], lists: dict[str, list[Acl]], what
     who=st.sampled_from(PEOPLE), owners=st.fixed_dictionaries({"volume": OWNERS, "bucket": OWNERS, "key": OWNERS}),
     lists=st.fixed_dictionaries({"volume": LISTS, "bucket": LISTS, "key": LISTS, "prefix": LISTS}), request=st.sampled_from(REQUESTS),
 )  # fmt: skip
-def test_what_is_denied_is_what_the_lists_say(who: str, owners: dict[str, str], lists: dict[str, list[Acl]], request: tuple[Any, ...]):
+def test_what_is_denied_is_what_the_lists_say(
+    who: str, owners: dict[str, str], lists: dict[str, list[Acl]], request: tuple[Any, ...]
+):
     body, what, right, in_bucket = request
     world = World(authorizer=ACCESS_RULES)
     world.do(m.CreateVolume(volume="vol1", owner=owners["volume"]))
@@ -84,7 +93,9 @@ def test_what_is_denied_is_what_the_lists_say(who: str, owners: dict[str, str], 
     world.do(m.PutKey(**PLACE, key="a/k", data=b"x"), owners["key"])
     for kind, name in (("VOLUME", ""), ("BUCKET", ""), ("KEY", "a/k"), ("PREFIX", "a/")):
         bucket = "" if kind == "VOLUME" else "bucket1"
-        world.do(i.ChangeAcl(kind=kind, volume="vol1", bucket=bucket, name=name, change="SET", acls=lists[kind.lower()]))
+        world.do(
+            i.ChangeAcl(kind=kind, volume="vol1", bucket=bucket, name=name, change="SET", acls=lists[kind.lower()])
+        )
     before = world.tables.rows()
     world.standing = ProvenCaller(administrator=False, groups=GROUPS[who], generation=1, token=0)
     try:

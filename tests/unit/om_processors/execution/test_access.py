@@ -110,7 +110,9 @@ def test_rights_on_a_bucket_need_the_volume(world: Judged):
 def test_a_key_of_another_needs_a_right_of_its_own(world: Judged):
     world.allow("world::r", kind="VOLUME")
     world.allow("user:eve:rwcl")
-    assert world.by("eve", m.PutKey(**PLACE, key="k", data=b"eve")) == "PERMISSION_DENIED", "it exists, and is another's"
+    assert world.by("eve", m.PutKey(**PLACE, key="k", data=b"eve")) == "PERMISSION_DENIED", (
+        "it exists, and is another's"
+    )
     assert world.by("eve", m.PutKey(**PLACE, key="own", data=b"eve")) == "OK"
     assert world.by("eve", m.PutKey(**PLACE, key="own", data=b"again")) == "OK"
     assert world.by("eve", m.DeleteKey(**PLACE, key="own")) == "OK"
@@ -195,7 +197,10 @@ def test_a_list_has_a_limit(world: Judged):
     body = i.ChangeAcl(kind="BUCKET", **PLACE, name="", change="ADD", acls=many)
     assert world.refusal(body).status == "INVALID_REQUEST"
     world.do(i.ChangeAcl(kind="BUCKET", **PLACE, name="", change="ADD", acls=many[:64]))
-    assert world.refusal(i.ChangeAcl(kind="BUCKET", **PLACE, name="", change="ADD", acls=many[64:])).status == "INVALID_REQUEST"
+    assert (
+        world.refusal(i.ChangeAcl(kind="BUCKET", **PLACE, name="", change="ADD", acls=many[64:])).status
+        == "INVALID_REQUEST"
+    )
 
 
 def test_reads_need_their_rights(world: Judged):
@@ -282,7 +287,9 @@ def test_a_token_is_made_renewed_and_cancelled(world: Judged):
     assert row is not None
     assert (row.generation, row.renewer, row.expiry_time_ms - row.issue_time_ms) == (3, "bob", 24 * 3600 * 1000)
     assert world.by("eve", i.RenewDelegationToken(owner="ann", number=number)) == "PERMISSION_DENIED"
-    assert world.by("eve", i.RenewDelegationToken(owner="ann", number=number + 99)) == "PERMISSION_DENIED", "nor is it told"
+    assert world.by("eve", i.RenewDelegationToken(owner="ann", number=number + 99)) == "PERMISSION_DENIED", (
+        "nor is it told"
+    )
     world.now_ms += 20 * 3600 * 1000
     assert world.by("bob", i.RenewDelegationToken(owner="ann", number=number)) == "OK"
     renewed = users.get_token(world.tables, "ann", number)
