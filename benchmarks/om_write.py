@@ -168,7 +168,7 @@ def begin(folder: Path, auth: str, arguments: argparse.Namespace, running: ExitS
     kafka = LocalKafka(folder / "kafka", brokers=arguments.brokers, jvm=LONG_RUN_JVM)
     stack = TestStack(
         folder, kafka=kafka, shards=1, brokers=arguments.brokers, durability=arguments.durability,
-        **({"auth": auth} if auth == "signed" else {}),
+        auth=auth if auth == "signed" else None,
     )  # fmt: skip
     running.enter_context(kafka)
     system = System(running.enter_context(stack))
