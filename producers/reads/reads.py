@@ -82,8 +82,8 @@ class Reads:
     """Reads from the nodes at ``addresses`` (``http://host:port``); safe to share between threads.
 
     ``positions`` returns the (shard, index) of the caller's own writes, for ``session`` reads; ``find`` returns the
-    nodes' addresses, if none are given. With ``credentials`` every call is signed. Every read raises RequestFailed (4xx:
-    NotFound for VOLUME_NOT_FOUND, …),
+    nodes' addresses, if none are given. With ``credentials`` every call is signed. Every read raises
+    RequestFailed (4xx: NotFound for VOLUME_NOT_FOUND, …),
     NotConnected or RetryableError (no answer within ``deadline_ms``), and for arguments TypeError or InvalidArgument (a
     ValueError).
 

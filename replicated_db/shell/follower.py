@@ -78,8 +78,8 @@ def make_app(
     """Return the Faust app of this process. ``name`` is its group id, fresh for each start; ``fatal`` ends the process.
 
     The app's web server listens on ``host``:``port`` and serves what ``guard`` lets through. Without a guard it serves
-    nothing that changes anything. ``middlewares`` of aiohttp stand behind the guard. With ``follows``, only these (topic, partition) pairs
-    are fetched, until
+    nothing that changes anything. ``middlewares`` of aiohttp stand behind the guard. With ``follows``, only these
+    (topic, partition) pairs are fetched, until
     ``FollowerTransport.follow`` names more. With ``placed``, the topics may grow: the group has offsets for this many
     partitions of each topic, and partitions added later are read from their beginning. ``flowing_wait_ms`` is how long
     a broker may gather records while they flow.
