@@ -48,6 +48,7 @@ from confluent_kafka.admin import NewTopic
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.processor_time import spent_by_process
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.peer import Peer
 from replicated_db.shell.kafka.kafka_log import DELIVERY_TIMEOUT_MS, FETCH_MAX_BYTES
@@ -169,8 +170,7 @@ class System:
 
     def cpu_s(self) -> dict[str, float]:
         """Return processor time so far by process."""
-        times = {name: process.cpu_times() for name, process in self.processes.items()}
-        return {name: spent.user + spent.system for name, spent in times.items()}
+        return spent_by_process(self.processes)
 
     def counts(self, partitions: Iterable[int]) -> dict[str, Any]:
         """Return the counts of the datanodes and of the log so far."""

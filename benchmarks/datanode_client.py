@@ -30,6 +30,8 @@ from producers.blocks.datanodes import Answer, Datanodes
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import DatanodeError
 from schemas.conversation.conversation import Event
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from schemas.records.datanode import Member, PutBlock
 from schemas.records.rows import BlockLocation
 
@@ -93,7 +95,7 @@ class CountingDatanodes(Datanodes):
 class Client:
     """Executes the commands."""
 
-    def __init__(self, cluster: str, bootstrap_servers: str) -> None:
+    def __init__(self, cluster: str, bootstrap_servers: Brokers) -> None:
         self._waits = Waits()
         self._datanodes = CountingDatanodes(self._waits, cluster)
         self._bootstrap_servers = bootstrap_servers
@@ -187,7 +189,7 @@ class Client:
 
     def _plain(self, command: Command) -> Json:
         if self._producer is None:
-            self._producer = Producer({"bootstrap.servers": self._bootstrap_servers, **command["settings"]})
+            self._producer = Producer(client_settings(self._bootstrap_servers, {**command["settings"]}))
         failed: list[str] = []
 
         def report(error: KafkaError | None, _: Message) -> None:

@@ -28,6 +28,8 @@ from rich.table import Table
 from benchmarks.om_write import BUCKET, VOLUME, Spec, System
 from producers import Client
 from replicated_db.shell.kafka.kafka_log import consumer_settings
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from schemas.topics import MAX_MESSAGE_BYTES, OM_AUDIT, OM_LOG, OM_REQUESTS, OM_RESPONSES
 from tests.support.local.stack import LocalKafka, TestStack
 
@@ -53,7 +55,7 @@ def segment_bytes(data: Path, topic: str) -> int:
     return sum(file.stat().st_size for folder in data.glob(f"{topic}-[0-9]*") for file in folder.glob("*.log"))
 
 
-def messages_of(bootstrap_servers: str, topic: str) -> Iterator[Message]:
+def messages_of(bootstrap_servers: Brokers, topic: str) -> Iterator[Message]:
     """Yield every message of a topic, partition after partition."""
     consumer = Consumer(consumer_settings(bootstrap_servers))
     try:
@@ -69,7 +71,7 @@ def messages_of(bootstrap_servers: str, topic: str) -> Iterator[Message]:
         consumer.close()
 
 
-def records_of(bootstrap_servers: str, topic: str) -> list[Stored]:
+def records_of(bootstrap_servers: Brokers, topic: str) -> list[Stored]:
     """Return every record of a topic."""
     return [
         Stored(key=_bytes(m.key()), value=_bytes(m.value()), headers=[*(m.headers() or [])])
@@ -107,10 +109,10 @@ class Codecs:
 
     def _produce(self, topic: str, records: Sequence[Stored], codec: str, linger_ms: int) -> float:
         producer = Producer(
-            {
-                "bootstrap.servers": self.kafka.bootstrap_servers, "enable.idempotence": True, "linger.ms": linger_ms,
+            client_settings(self.kafka.bootstrap_servers, {
+                "enable.idempotence": True, "linger.ms": linger_ms,
                 "compression.type": codec, "message.max.bytes": MAX_MESSAGE_BYTES,
-            }
+            })
         )  # fmt: skip
         began_s = time.process_time()
         for record in records:

@@ -1,10 +1,10 @@
 """createKey + commitKey through the whole system: one shard, one broker, three nodes applying, on this machine.
 
     python -m benchmarks.om_write [--in-flight 1 50 500 4000] [--seconds 10] [--keys 1000000] [--mode leader late]
-                                  [--auth none signed]
+                                  [--door kafka direct] [--auth none signed]
 
 Everything is real and runs here: a broker, three node processes, the client in a process of its own. Prints a table,
-and one JSON object a line: `mode`, `in_flight`, `requests_per_second`, `p50_ms`, `p99_ms`, `requests_per_batch`,
+and one JSON object a line: `mode`, `door`, `in_flight`, `requests_per_second`, `p50_ms`, `p99_ms`, `requests_per_batch`,
 `cpu_us_per_request` by process, and after loading `--keys` keys the peak memory of each node (`peak_rss_mib`). Nothing
 is asserted.
 """
@@ -27,6 +27,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.processor_time import spent_by_process
 from schemas.records.log import LEADER_MODE, REQUEST_MODES
 from stratolog.cluster.request_modes import set_modes
 from stratolog.configuration.credentials import write_credentials
@@ -39,6 +40,8 @@ LEVEL_WARM_UP_S = 60
 """Time of load before each level is measured: the broker's JVM compiles for so long when the kind of load changes."""
 MIB = 1024 * 1024
 MEASURED = ("CreateKey", "CommitKey")
+KAFKA, DIRECT = "kafka", "direct"
+DOORS = (KAFKA, DIRECT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,7 @@ class Spec:
     seconds: float
     warm_up_seconds: float
     pairs: int = 0
+    door: str = KAFKA
 
 
 class System:
@@ -67,8 +71,7 @@ class System:
 
     def cpu_s(self) -> dict[str, float]:
         """Return processor time so far by process."""
-        times = {name: process.cpu_times() for name, process in self.processes.items()}
-        return {name: spent.user + spent.system for name, spent in times.items()}
+        return spent_by_process(self.processes)
 
     def leader_counts(self) -> tuple[float, float]:
         """Return (requests, batches) that leaders have made effective, summed over all nodes."""
@@ -104,6 +107,8 @@ class System:
             "--in-flight", str(spec.in_flight), "--seconds", str(spec.seconds),
             "--warm-up-seconds", str(spec.warm_up_seconds), "--pairs", str(spec.pairs),
         ]  # fmt: skip
+        if spec.door == DIRECT:
+            command += ["--nodes", *(self.stack.address(name) for name in self.stack.names)]
         if self.signer is not None:
             command += ["--credentials", str(self.credentials_file)]
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S)
@@ -122,12 +127,13 @@ class System:
 def print_table(rows: Iterable[dict[str, Any]]) -> None:
     """Print the figures for people."""
     table = Table(
-        "mode", "auth", "in flight", "requests/s", "p50 ms", "p99 ms", "requests/batch", "processor us/request"
+        "mode", "door", "auth", "in flight", "requests/s", "p50 ms", "p99 ms", "requests/batch", "processor us/request"
     )
     for row in rows:
         cpu = ", ".join(f"{name} {spent}" for name, spent in row["cpu_us_per_request"].items())
         table.add_row(
-            row["mode"], row["auth"], str(row["in_flight"]), f"{row['requests_per_second']:,.0f}", f"{row['p50_ms']:.2f}",
+            row["mode"], row["door"], row["auth"], str(row["in_flight"]), f"{row['requests_per_second']:,.0f}",
+            f"{row['p50_ms']:.2f}",
             f"{row['p99_ms']:.2f}",
             f"{row['requests_per_batch']:.1f}", cpu,
         )  # fmt: skip
@@ -149,6 +155,11 @@ def main() -> None:
         "--mode", nargs="+", choices=REQUEST_MODES, default=[LEADER_MODE],
         help="who executes: the leader, or every replica (late validation); with both, they run in turn at each level",
     )  # fmt: skip
+    parser.add_argument(
+        "--door", nargs="+", choices=DOORS, default=[KAFKA],
+        help="how requests come: through the brokers, or straight to the leader; with both, in turn at each level",
+    )  # fmt: skip
+    parser.add_argument("--turns", type=int, default=1, help="how often each level is measured")
     parser.add_argument("--keys", type=int, default=0, help="load so many keys in the end and report peak memory")
     parser.add_argument("--brokers", type=int, default=1, choices=(1, 3))
     parser.add_argument(
@@ -165,10 +176,11 @@ def main() -> None:
 def begin(folder: Path, auth: str, arguments: argparse.Namespace, running: ExitStack) -> System:
     """Start a stack with a bucket; ``running`` ends it."""
     folder.mkdir()
+    more: dict[str, Any] = {"auth": auth} if auth == "signed" else {}
     kafka = LocalKafka(folder / "kafka", brokers=arguments.brokers, jvm=LONG_RUN_JVM)
     stack = TestStack(
         folder, kafka=kafka, shards=1, brokers=arguments.brokers, durability=arguments.durability,
-        auth=auth if auth == "signed" else None,
+        **more,
     )  # fmt: skip
     running.enter_context(kafka)
     system = System(running.enter_context(stack))
@@ -182,19 +194,27 @@ def run(systems: list[System], arguments: argparse.Namespace) -> None:
     """Measure at each level, then load the keys."""
     for system in systems:
         if arguments.warm_up:
-            system.measure(Spec(in_flight=500, seconds=arguments.warm_up, warm_up_seconds=0))
+            system.measure(Spec(in_flight=500, seconds=arguments.warm_up, warm_up_seconds=0, door=arguments.door[0]))
     rows = []
-    for in_flight, mode, system in itertools.product(arguments.in_flight, arguments.mode, systems):
+    for in_flight, turn, mode, door, system in itertools.product(
+        arguments.in_flight, range(arguments.turns), arguments.mode, arguments.door, systems
+    ):
         system.set_mode(mode)
-        warm_up_s = LEVEL_WARM_UP_S if arguments.warm_up else 2
-        measured = system.measure(Spec(in_flight=in_flight, seconds=arguments.seconds, warm_up_seconds=warm_up_s))
-        rows.append({"mode": mode, "auth": system.auth, **measured})
+        warm_up_s = LEVEL_WARM_UP_S if arguments.warm_up and not turn else min(arguments.warm_up, 2)
+        measured = system.measure(
+            Spec(in_flight=in_flight, seconds=arguments.seconds, warm_up_seconds=warm_up_s, door=door)
+        )
+        rows.append({"mode": mode, "door": door, "auth": system.auth, **measured})
         print(json.dumps(rows[-1]), flush=True)
     print_table(rows)
     system = systems[0]
     system.set_mode(LEADER_MODE)
     if arguments.keys:
-        loaded = system.measure(Spec(in_flight=4000, seconds=LOAD_TIMEOUT_S, warm_up_seconds=0, pairs=arguments.keys))
+        loaded = system.measure(
+            Spec(
+                in_flight=4000, seconds=LOAD_TIMEOUT_S, warm_up_seconds=0, pairs=arguments.keys, door=arguments.door[0]
+            )
+        )
         print(json.dumps({"keys_loaded": arguments.keys, **loaded, "peak_rss_mib": system.peak_rss_mib()}), flush=True)
     for one in systems:
         one.stack.wait_converged()

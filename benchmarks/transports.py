@@ -42,6 +42,7 @@ from crc32c import crc32c
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.processor_time import spent_s
 from schemas.records.packets import HEADER_BYTES, Kind, decode_header, encode_frame, encode_header
 
 ROOT = Path(__file__).parents[1]
@@ -550,8 +551,7 @@ class Figure:
 
 
 def cpu_s(processes: list[psutil.Process]) -> float:
-    times = [process.cpu_times() for process in processes]
-    return float(sum(spent.user + spent.system for spent in times))
+    return sum(spent_s(process) for process in processes)
 
 
 def measured(processes: list[psutil.Process], total: int, run: Callable[[], None]) -> Figure:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_tables import block_row, blocks_of, containers_of, is_closed
-from datanode_processors.pipeline.core.request_checks import check_block
+from datanode_processors.pipeline.core.request_checks import check_block, check_container
 from datanode_processors.pipeline.pipeline_table import PipelineTable
 from datanode_processors.repair.copies import Copies
 from datanode_processors.repair.copy_upkeep import CopyUpkeep
@@ -87,7 +87,7 @@ class BlockAnswers:
 
     def list_container(self, request: ListContainer) -> ContainerBlocks:
         """Return a container's rows; raises BlockError."""
-        check_block(request.partition, request.container_id, 1)
+        check_container(request.partition, request.container_id)
         if request.partition not in self._pipelines:
             return self._copies.listed(request.container_id)
         store = self._pipelines.member(request.partition).store

@@ -11,7 +11,9 @@ from pathlib import Path
 from datanode_processors.blocks.fsync import CLOSE, FSYNC_POLICIES
 from replicated_db.core.bootstrap.peer_choice import DEFAULT_BOOTSTRAP_RECORDS
 from replicated_db.core.trimming.trim_rule import DEFAULT_TRIM_LOG_AFTER_MS
+from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
+from schemas.security.tls import ProcessTls
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 DEFAULT_RACK = "/default-rack"
@@ -32,7 +34,7 @@ class DatanodeConfig:
     """Port of the stream server."""
     http_port: int
     """Port of the HTTP server."""
-    bootstrap_servers: str
+    bootstrap_servers: Brokers
     """Kafka's ``bootstrap.servers``."""
     data_dir: Path
     """Directory of this datanode's blocks and databases; it is shared with nobody."""
@@ -64,6 +66,8 @@ class DatanodeConfig:
     """For how long a pipeline's leader keeps the records of its log; 0 = until an operator trims it."""
     secret: ClusterSecret | None = None
     """The cluster's secret; without it every call that changes something is refused."""
+    tls: ProcessTls | None = None
+    """How the datanode speaks TLS, on both servers and to others; None: it speaks in clear."""
     http_hosts: frozenset[str] = frozenset()
     """Host names that requests to the HTTP server may give, besides addresses and localhost; ``*`` = any."""
     log_level: str = "INFO"

@@ -36,7 +36,7 @@ def make_app(
         f"dn-follower-{config.node}-{incarnation}", bootstrap_servers=config.bootstrap_servers, host=config.host,
         port=config.http_port, data_dir=config.data_dir, fatal=fatal,
         follows=(), placed=partitions, flowing_wait_ms=FLOWING_WAIT_MS,
-        guard=HttpGuard(config.secret, config.http_hosts),
+        guard=HttpGuard(config.secret, config.http_hosts, secure=config.tls is not None), tls=config.tls,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ import faust
 import mode.loop
 
 from datanode_processors.blocks.block_store import BlockStore
+from datanode_processors.blocks.blocks_together import BlocksTogether
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
 from datanode_processors.follower import PipelineFollower, follow, make_app, place_group
@@ -33,6 +34,7 @@ from datanode_processors.status import DatanodeStatus
 from datanode_processors.trimming import pipeline_trimming
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.server import StreamServer
+from datanode_processors.wire.wire_tls import WireTls
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell import logs
@@ -74,9 +76,11 @@ class DatanodeProcess:
         self.folder = folder
         self.clock = SystemClock()
         self.blocks = BlockStore(config.data_dir, fsync=config.fsync, reserve_bytes=config.reserve_bytes)
+        wire_tls = None if config.tls is None else WireTls(config.tls)
+        self.blocks_together = BlocksTogether(self.blocks)
         self.pipelines = Pipelines(
             config, self.blocks, topics.log_topic_id, clock=self.clock, note=self._note, fatal=fatal,
-            opened=self._take_blocks_again,
+            opened=self._take_blocks_again, tls=wire_tls,
         )  # fmt: skip
         self.notes = Notes(self.pipelines.replicas)
         self.transfers = TransferDesk(
@@ -95,7 +99,8 @@ class DatanodeProcess:
         try:
             self.server = StreamServer(
                 name=config.node, cluster=config.cluster, host=config.host, port=config.port, blocks=self.blocks,
-                pipelines=self.pipelines, note=self._note, limits=WireLimits(max_streams=config.max_streams),
+                small_blocks=self.blocks_together, pipelines=self.pipelines, note=self._note,
+                limits=WireLimits(max_streams=config.max_streams), tls=wire_tls,
             )  # fmt: skip
         except OSError as error:
             raise CannotStart(f"the stream server cannot listen on {config.address}: {error.strerror}") from error
@@ -186,6 +191,7 @@ class DatanodeProcess:
         closing()
         self.transfers.close()
         self.trimming.close()
+        self.blocks_together.close()
         self.outbox.close()
         self.pipelines.close()
         self.folder.close()

@@ -14,7 +14,7 @@ The stream server calls ``Pipelines`` through the port ``wire.ports.PipelineRequ
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from heapq import merge
 from operator import itemgetter
@@ -25,8 +25,15 @@ from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_tables import is_closed
-from datanode_processors.pipeline.core.request_checks import LOG_REQUESTS, check_block, check_deletion
+from datanode_processors.pipeline.core.request_checks import (
+    LOG_REQUESTS,
+    check_block,
+    check_container,
+    check_deletion,
+    check_together,
+)
 from datanode_processors.pipeline.installs import PipelineInstalls
+from datanode_processors.pipeline.leader_calls import unwrap
 from datanode_processors.pipeline.log_requests import LogRequests
 from datanode_processors.pipeline.opening import PipelineOpening
 from datanode_processors.pipeline.pipeline import Pipeline
@@ -37,6 +44,8 @@ from datanode_processors.repair.copy_upkeep import CopyUpkeep
 from datanode_processors.repair.scrubber import Place
 from datanode_processors.repair.verifier import Verifier
 from datanode_processors.wire.ports import Readable
+from datanode_processors.wire.wire import decode_bounded
+from datanode_processors.wire.wire_tls import WireTls
 from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.log.position import Position
 from replicated_db.core.ports import Clock, Log
@@ -64,6 +73,8 @@ from schemas.records.datanode import (
     ReadBlock,
     SalvageBlock,
     WatchBlock,
+    WatchBlocks,
+    WriteBlocks,
 )
 from schemas.records.log import Barrier, Batch, Merge, Operation, Put
 from schemas.sharding import pipeline_of
@@ -82,9 +93,9 @@ class Pipelines:
 
     def __init__(
         self, config: DatanodeConfig, blocks: BlockStore, topic_id: str, *, clock: Clock, note: Note,
-        fatal: Callable[[BaseException], None], opened: Callable[[], None],
+        fatal: Callable[[BaseException], None], opened: Callable[[], None], tls: WireTls | None = None,
     ) -> None:  # fmt: skip
-        """``opened`` is called before a pipeline is opened that was not known."""
+        """``opened`` is called before a pipeline is opened that was not known; ``tls``: how others are called."""
         self._config = config
         self._blocks = blocks
         self._fatal = fatal
@@ -94,19 +105,21 @@ class Pipelines:
         self._watching = threading.Thread(target=self._watch, name="elections", daemon=True)
         self.table = PipelineTable(config.node)
         self.verifier = Verifier(
-            blocks, node=config.node, cluster=config.cluster, note=note, fatal=fatal, changed=self._told
-        )
-        self.copies = Copies(blocks, node=config.node, cluster=config.cluster, note=note)
+            blocks, node=config.node, cluster=config.cluster, note=note, fatal=fatal, changed=self._told,
+            tls=tls,
+        )  # fmt: skip
+        self.copies = Copies(blocks, node=config.node, cluster=config.cluster, note=note, tls=tls)
         self.upkeep = CopyUpkeep(
             blocks, self.copies, node=config.node, cluster=config.cluster, sources_file=config.data_dir / SOURCES_FILE,
             is_own=lambda container_id: pipeline_of(container_id) in self.table,
             interval_s=config.block_scrub_interval_ms / 1000, note=note, fatal=fatal, changed=self._told,
+            tls=tls,
         )  # fmt: skip
         self._opening = PipelineOpening(
             config, blocks, topic_id, self.table, clock=clock, note=note, fatal=fatal, opened=opened,
             wanted=self.verifier.verify, added=self.verifier.add,
         )  # fmt: skip
-        self._log_requests = LogRequests(config, self.table, clock)
+        self._log_requests = LogRequests(config, self.table, clock, tls)
         self._answers = BlockAnswers(blocks, self.table, self.verifier, self.copies, self.upkeep)
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -233,16 +246,20 @@ class Pipelines:
         pipeline = self.table.member(replica.identity.shard)
         batch = outcome.record
         if isinstance(batch, Batch):
+            blocks: list[bytes] = []
             for operation in batch.operations:
-                self._observe(pipeline, operation)
+                if isinstance(operation, Merge) and operation.cf == BLOCK_TABLE:
+                    blocks.append(operation.key)
+                else:
+                    self._observe(pipeline, operation)
+            if blocks:
+                self.verifier.verify_all(pipeline, blocks)
         elif isinstance(batch, Barrier) and batch.scrub:
             self._scanned(pipeline, outcome.position)
         pipeline.on_applied()
 
     def _observe(self, pipeline: Pipeline, operation: Operation) -> None:
-        if isinstance(operation, Merge) and operation.cf == BLOCK_TABLE:
-            self.verifier.verify(pipeline, operation.key)
-        elif isinstance(operation, Put) and operation.cf == CONTAINER_TABLE:
+        if isinstance(operation, Put) and operation.cf == CONTAINER_TABLE:
             row = decode_as(ContainerRow, operation.value)
             if row.closed:
                 self.verifier.close_container(pipeline, row.container_id)
@@ -272,6 +289,18 @@ class Pipelines:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
+    def members_for(self, request: Any) -> tuple[int, Sequence[str]]:
+        """Return partition and members of the pipeline that a forwarded request or stream is for; raises BlockError."""
+        inner = request
+        if isinstance(request, Forwarded):
+            inner = unwrap(request)
+        elif isinstance(request, WriteBlocks):
+            inner = decode_bounded(request.opening, "opening of WriteBlocks", frozenset())
+        partition = getattr(inner, "partition", None)
+        if not isinstance(partition, int):
+            raise BlockError(codes.INVALID_REQUEST, f"a {type(inner).__name__} names no pipeline")
+        return partition, self.table.member(partition).members
+
     def handle(self, request: Any) -> Any:
         """Answer a request; raises BlockError. Blocks until the answer is known."""
         if isinstance(request, OpenPipeline):
@@ -283,6 +312,9 @@ class Pipelines:
         if isinstance(request, WatchBlock):
             check_block(request.partition, request.container_id, request.local_id)
             return self.table.member(request.partition).watch(request)
+        if isinstance(request, WatchBlocks):
+            check_together(request)
+            return self.table.member(request.partition).watch_all(request)
         if isinstance(request, GetBlock):
             return self._answers.block_info(request)
         if isinstance(request, ListContainer):
@@ -304,7 +336,7 @@ class Pipelines:
         return Accepted(detail=f"{request.pipeline} is followed")
 
     def _fetch_container(self, request: FetchContainer) -> Accepted:
-        check_block(request.partition, request.container_id, 1)
+        check_container(request.partition, request.container_id)
         pipeline = self.table.member(request.partition) if request.partition in self.table else None
         if pipeline is not None and self._config.node in pipeline.members:
             self.verifier.add(pipeline)

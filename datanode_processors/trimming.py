@@ -32,7 +32,7 @@ def pipeline_trimming(
         return {one.datanode: one.http_address for one in members if one.http_address}
 
     trimmer = LogTrimmer(
-        config.bootstrap_servers, DN_LOG, DN_LOG, cluster=config.cluster, topic_id=topic_id, secret=config.secret,
+        config.bootstrap_servers, DN_LOG, DN_LOG, cluster=config.cluster, topic_id=topic_id, secret=config.secret, tls=config.tls,
         clock=clock,
     )  # fmt: skip
     return LogTrimming(trimmer, pipelines.loops, ask_base, addresses, holds)

@@ -11,7 +11,9 @@ from pathlib import Path
 from replicated_db.core.applying.rolling_pass import DEFAULT_SCRUB_WITHIN_MS
 from replicated_db.core.bootstrap.peer_choice import DEFAULT_BOOTSTRAP_RECORDS
 from replicated_db.core.trimming.trim_rule import DEFAULT_TRIM_LOG_AFTER_MS
+from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
+from schemas.security.tls import ProcessTls
 from schemas.sharding import MAX_PIPELINES
 from schemas.small_objects import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES
 
@@ -32,7 +34,7 @@ class NodeConfig:
     """Host that the node's HTTP server binds, and by which others reach it."""
     address_port: int
     """Port of the node's HTTP server."""
-    bootstrap_servers: str
+    bootstrap_servers: Brokers
     """Kafka's ``bootstrap.servers``."""
     shards: int
     """Number of shards, fixed when the cluster is created."""
@@ -84,6 +86,8 @@ class NodeConfig:
     """``none``: requests and reads are anybody's. ``signed``: users sign them, and rights are judged."""
     secret: ClusterSecret
     """The cluster's secret, by which members and operators prove themselves."""
+    tls: ProcessTls | None = None
+    """How the node speaks TLS, on its server and to others; None: it speaks in clear."""
     http_hosts: frozenset[str]
     """Names that HTTP requests may use for this host, besides addresses and localhost; ``*`` = any."""
     log_level: str

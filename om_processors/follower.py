@@ -28,13 +28,13 @@ def make_app(
     return follower.make_app(
         f"om-follower-{config.node}-{incarnation}", bootstrap_servers=config.bootstrap_servers,
         host=config.address_host, port=config.address_port, data_dir=config.data_dir, fatal=fatal,
-        guard=guard_of(config), middlewares=middlewares,
+        guard=guard_of(config), middlewares=middlewares, tls=config.tls,
     )  # fmt: skip
 
 
 def guard_of(config: NodeConfig) -> HttpGuard:
     """Return the guard of a node's HTTP server."""
-    return HttpGuard(config.secret, config.http_hosts, OPEN_POSTS)
+    return HttpGuard(config.secret, config.http_hosts, OPEN_POSTS, secure=config.tls is not None)
 
 
 def place_group(config: NodeConfig, group: str, replicas: Mapping[int, Replica]) -> None:

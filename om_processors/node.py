@@ -170,7 +170,8 @@ class OMNode:
         config = self.config
         return OpeningWeb(
             config.node, config.address_host, config.address_port, self.transfer_pages,
-            [guard_of(config).middleware(), *self._reader_guards()], replicas=config.shards, opened=lambda: len(self.replicas),
+            [guard_of(config).middleware(), *self._reader_guards()], replicas=config.shards,
+            opened=lambda: len(self.replicas), tls=config.tls,
         )  # fmt: skip
 
     def _leads(self, shard: int) -> bool:
@@ -205,6 +206,7 @@ class OMNode:
 
         policy = BootstrapPolicy(
             peers=lambda: [ServingPeer(name, address) for name, address in config.peers], secret=config.secret,
+            tls=config.tls,
             records=config.bootstrap_records,
         )  # fmt: skip
         return open_replica(database, make, self.logs[shard], policy, partial(self._opening_note, shard))
@@ -282,6 +284,8 @@ class OMNode:
 
             follower.spans = FollowerSpans(self._tracer)
         follower.attach(app)
+        transport: Any = app.transport
+        self.consistency.hurry = transport.hurry
         for loop in self.loops.values():
             rest_while_leading(app, OM_LOG, loop)
         status = NodeStatus(

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from om_processors.config import AUTH_NONE, NodeConfig
 from replicated_db.shell import startup
 from replicated_db.shell.startup import MIN_SESSION_TIMEOUT, Topics, WrongSetting
+from schemas.kafka.connection import Brokers
 from schemas.topics import OM_AUDIT, OM_LOG, OM_REJECTED, OM_REQUESTS, OM_RESPONSES, REQUEST_SETTINGS, UNCOMPRESSED
 
 
-def check_topics(bootstrap_servers: str, shards: int) -> Topics:
+def check_topics(bootstrap_servers: Brokers, shards: int) -> Topics:
     """Check the broker's and the topics' settings.
 
     Raises WrongSetting naming the setting, LogUnavailable if the brokers do not answer.

@@ -77,6 +77,7 @@ from schemas.records.rows import (
     SnapshotInfo,
     VolumeInfo,
 )
+from schemas.security.tls import TlsFiles
 
 __all__ = [
     "AclView",
@@ -132,6 +133,7 @@ __all__ = [
     "SnapshotView",
     "StratologError",
     "StreamOptions",
+    "TlsFiles",
     "TooManyInFlight",
     "UNLIMITED",
     "View",

@@ -41,11 +41,12 @@ from producers.requests import arguments, bodies
 from producers.requests.core.calls import Outcome
 from producers.requests.engine import RequestEngine, RequestSettings, make_settings
 from producers.requests.keys import block_of, session_of, snapshot_of
-from producers.requests.transport import common_settings
 from schemas.access.credentials import Credentials
+from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, RequestBody, Response
 from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
+from schemas.security.tls import TlsFiles
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -70,8 +71,9 @@ class AsyncClient:
 
     def __init__(
         self,
-        bootstrap_servers: str = "",
+        bootstrap_servers: Brokers = "",
         *,
+        kafka: Mapping[str, object] | None = None,
         nodes: Sequence[str] = (),
         caller: str | None = None,
         deadline_ms: int = 60_000,
@@ -83,11 +85,13 @@ class AsyncClient:
         credentials: Credentials | None = None,
         streams: StreamOptions | None = None,
         tracer: Tracer | None = None,
+        tls: TlsFiles | None = None,
         open_pipeline: Callable[[RequestSettings], RequestEngine] = open_engine,
     ) -> None:
         self._open_pipeline = open_pipeline
         self._settings: RequestSettings = make_settings(
             bootstrap_servers,
+            kafka=kafka,
             caller=caller,
             deadline_ms=deadline_ms,
             max_in_flight=max_in_flight,
@@ -97,10 +101,11 @@ class AsyncClient:
             credentials=credentials,
             nodes=nodes,
             tracer=tracer,
+            tls=tls,
         )
         self.reads = Reads(
             nodes if read_from == () else read_from, deadline_ms=deadline_ms, positions=lambda: self.positions,
-            find=partial(find_nodes, common_settings(bootstrap_servers)), credentials=credentials,
+            find=partial(find_nodes, self._settings.bootstrap_servers), tls=self._settings.tls, credentials=credentials,
         )  # fmt: skip
         self._pipeline: RequestEngine | None = None
         self._streams = arguments.optional("streams", streams, StreamOptions)

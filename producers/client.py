@@ -37,11 +37,12 @@ from producers.requests import arguments, bodies
 from producers.requests.core.calls import Done, Outcome
 from producers.requests.engine import RequestEngine, make_settings
 from producers.requests.keys import block_of, session_of, snapshot_of
-from producers.requests.transport import common_settings
 from schemas.access.credentials import Credentials
+from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, RequestBody, Response
 from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
+from schemas.security.tls import TlsFiles
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -57,14 +58,22 @@ CLOSE_TIMEOUT_MS = 30_000
 class Client:
     """A connection to a Stratolog cluster; safe to share between threads.
 
-    ``bootstrap_servers`` are Kafka's: requests go through the brokers. With ``nodes`` (``host:port``) they go straight
+    ``bootstrap_servers`` are Kafka's: requests go through the brokers. ``kafka`` are settings of that connection, for
+    brokers that want TLS or a login, by librdkafka's names; passwords are in files::
+
+        kafka={"security.protocol": "SASL_SSL", "ssl.ca.location": "ca.pem", "sasl.username": "alice",
+               "sasl.password.file": "alice.password"}
+
+    With ``nodes`` (``host:port``) they go straight
     to the shard's leader, and through the brokers, if any are given, only where no leader is reached. Reads ask
     ``nodes``, or else the nodes that the brokers know; if ``read_from`` is given, they ask the nodes at its HTTP
     addresses, in order of preference. ``caller`` is the user on whose behalf requests are made. A call ends within
     ``deadline_ms`` (at most five minutes). ``max_in_flight`` bounds the calls in flight: the next one waits.
     ``max_linger_ms`` bounds how long requests gather under load; with few in flight they never gather. ``streams`` are
     the options of keys that are opened as files. Operators' commands need the cluster's secret, ``cluster_secret``, or
-    an administrator's ``credentials``. With credentials every request and every read is signed by their user.
+    an administrator's ``credentials``. With credentials every request and every read is signed by their user. With
+    ``tls``, nodes and datanodes are spoken with in TLS alone, and must prove who they are: the files name the authority
+    that is trusted, and the client's own certificate.
     With a ``tracer``, each call, and each key that is written, is a span of OpenTelemetry, and so is what the nodes do
     for it.
 
@@ -84,8 +93,9 @@ class Client:
 
     def __init__(
         self,
-        bootstrap_servers: str = "",
+        bootstrap_servers: Brokers = "",
         *,
+        kafka: Mapping[str, object] | None = None,
         nodes: Sequence[str] = (),
         caller: str | None = None,
         deadline_ms: int = 60_000,
@@ -97,9 +107,11 @@ class Client:
         credentials: Credentials | None = None,
         streams: StreamOptions | None = None,
         tracer: Tracer | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         settings = make_settings(
             bootstrap_servers,
+            kafka=kafka,
             caller=caller,
             deadline_ms=deadline_ms,
             max_in_flight=max_in_flight,
@@ -109,12 +121,14 @@ class Client:
             credentials=credentials,
             nodes=nodes,
             tracer=tracer,
+            tls=tls,
         )
         options = arguments.optional("streams", streams, StreamOptions)
         reads = Reads(
             nodes if read_from == () else read_from,
             deadline_ms=deadline_ms,
-            find=partial(find_nodes, common_settings(bootstrap_servers)),
+            find=partial(find_nodes, settings.bootstrap_servers),
+            tls=settings.tls,
             credentials=credentials,
         )
         try:
@@ -134,7 +148,7 @@ class Client:
     def _join(self, pipeline: RequestEngine, reads: Reads, streams: StreamOptions | None) -> None:
         self.pipeline = pipeline
         self.reads = reads
-        self.streams = KeyStreams(reads, streams, pipeline.spans)
+        self.streams = KeyStreams(reads, streams, pipeline.spans, pipeline.tls)
         """Access to the datanodes, shared by all keys that are opened as files."""
         self.close_timeout_ms = CLOSE_TIMEOUT_MS
         """How long the end of a ``with`` block waits for calls in flight."""

@@ -13,10 +13,13 @@ def connect(settings: RequestSettings, client_id: bytes) -> RequestConnection:
         return connect_to_kafka(settings, client_id)
     if not settings.bootstrap_servers:
         return DirectTransport(
-            settings.nodes, client_id, connect_timeout_ms=settings.connect_timeout_ms, credentials=settings.credentials
-        )
+            settings.nodes, client_id, connect_timeout_ms=settings.connect_timeout_ms, tls=settings.tls,
+            credentials=settings.credentials,
+        )  # fmt: skip
     kafka = connect_to_kafka(settings, client_id)
-    direct = DirectTransport(settings.nodes, client_id, connect_timeout_ms=None, credentials=settings.credentials)
+    direct = DirectTransport(
+        settings.nodes, client_id, connect_timeout_ms=None, tls=settings.tls, credentials=settings.credentials
+    )
     return FallbackConnection(kafka, direct)
 
 

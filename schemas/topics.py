@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 OM_REQUESTS = "om.requests"
 OM_LOG = "om.log"
 OM_RESPONSES = "om.responses"
+RESPONSES_OF = "om.responses."
+"""What the topic of one user's responses begins with, where brokers know users; his name follows (USER_NAME)."""
+USER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
+"""Names of users that have a topic of their own: Kafka takes no two topics that differ in '.' and '_' alone."""
+REPLY_TO = "reply-to"
+"""Header of a record of ``om.requests``: the topic that its sender reads responses from; without it OM_RESPONSES."""
 OM_AUDIT = "om.audit"
 OM_VERDICTS = "om.verdicts"
 OM_STATS = "om.stats"
@@ -82,3 +89,21 @@ BOUNDED_SIZES: Mapping[str, str] = {
     "segment.ms": str(BOUNDED_SEGMENT_MS),
 }
 """What a bounded topic is made with. An operator may choose other values for a topic."""
+
+
+def responses_topic(user: str) -> str | None:
+    """Return the topic of a user's responses; None for a name that no topic may have.
+
+    >>> responses_topic("alice"), responses_topic("a/b")
+    ('om.responses.alice', None)
+    """
+    return f"{RESPONSES_OF}{user}" if USER_NAME.fullmatch(user) else None
+
+
+def is_responses_topic(name: str) -> bool:
+    """Whether a name is that of a user's responses.
+
+    >>> is_responses_topic("om.responses.alice"), is_responses_topic("om.log"), is_responses_topic("om.responses.")
+    (True, False, False)
+    """
+    return name.startswith(RESPONSES_OF) and USER_NAME.fullmatch(name.removeprefix(RESPONSES_OF)) is not None

@@ -20,6 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from schemas.codecs.codec import Undecodable, decode_as
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG, OM_VERDICTS
 from spark_streaming.naming.core.row_differences import NAMED
@@ -137,19 +139,23 @@ def silence_words(shown: Sequence[JudgedVerdict], reported_ms: Mapping[ReportedP
     return f"{len(behind)} partitions have reports of {silent} without a verdict: does the audit run?"
 
 
-def consume(bootstrap_servers: str, topic: str = OM_VERDICTS, *, from_start: bool = True) -> Iterator[list[Verdict]]:
+def consume(
+    bootstrap_servers: Brokers, topic: str = OM_VERDICTS, *, from_start: bool = True
+) -> Iterator[list[Verdict]]:
     """Yield new verdicts for ever, an empty list when there are none for POLL_SECONDS.
 
     Raises KafkaException if the brokers cannot be reached or the topic does not exist. Skips other records.
     """
     consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap_servers,
-            "group.id": "stratolog-audit-follow",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "isolation.level": "read_uncommitted",  # a stranger's open transaction would hide all later records
-        }
+        client_settings(
+            bootstrap_servers,
+            {
+                "group.id": "stratolog-audit-follow",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_uncommitted",  # a stranger's open transaction would hide all later records
+            },
+        )
     )
     with closing(consumer):
         found = consumer.list_topics(topic, timeout=METADATA_SECONDS).topics[topic]
@@ -179,7 +185,7 @@ def _verdict(message: Message) -> Verdict | None:
 
 
 def follow(
-    bootstrap_servers: str,
+    bootstrap_servers: Brokers,
     *,
     topic: str = OM_VERDICTS,
     console: Console | None = None,

@@ -109,7 +109,7 @@ class Bench:
             self.emit(part="writes", **row)
 
     def _equal(self, found: Sequence[Verdict]) -> list[Verdict]:
-        """Return what is `equal`, and count what is `unknown`."""
+        """Return the verdicts `equal`, and count those that are `unknown`; AssertionError if a replica is `diverged`."""
         diverged = [one for one in found if one.verdict == DIVERGED]
         if diverged:
             raise AssertionError(f"a healthy replica is diverged: {diverged[0]}")

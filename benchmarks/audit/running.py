@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
 from schemas.codecs.codec import Undecodable, decode_as, encode
+from schemas.kafka.client_settings import client_settings
 from schemas.records.messages import AuditReport, Verdict
 from schemas.topics import OM_AUDIT, OM_LOG, OM_STATS, OM_VERDICTS
 from stratolog.local.jars import spark_jars
@@ -39,7 +40,7 @@ class Topics:
         ]  # fmt: skip
         for made in kafka.admin.create_topics(wanted).values():
             made.result()
-        self._producer = Producer({"bootstrap.servers": self.servers, "enable.idempotence": True, "linger.ms": 1})
+        self._producer = Producer(client_settings(self.servers, {"enable.idempotence": True, "linger.ms": 1}))
         self._sent: dict[int, int] = {}
 
     def send(self, log: LogBuilder, reports: Sequence[AuditReport]) -> None:
@@ -69,7 +70,7 @@ class Verdicts:
 
     def __init__(self, servers: str) -> None:
         self._consumer = Consumer(
-            {"bootstrap.servers": servers, "group.id": "benchmark", "enable.auto.commit": False, "log_level": 0}
+            client_settings(servers, {"group.id": "benchmark", "enable.auto.commit": False, "log_level": 0})
         )
         self._consumer.assign([TopicPartition(OM_VERDICTS, 0, 0)])
 

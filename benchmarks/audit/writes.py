@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.audit.running import audit, now_s
+from benchmarks.bootstrap.running import BUCKET, VOLUME, load_command
 from stratolog.local.kafka import LONG_RUN_JVM
 from tests.support.local.stack import LocalKafka, TestStack
 
-VOLUME, BUCKET = "bench", "bucket"
 IN_FLIGHT = 4000
 LOAD_SECONDS = 15
 FIRST_SECONDS = 30
@@ -53,11 +52,7 @@ def measure_writes(folder: Path, settings: Mapping[str, Any], say: Callable[[str
 
 
 def _load(stack: TestStack, seconds: float) -> dict[str, Any]:
-    command = [
-        sys.executable, "-m", "producers.bulk.load", "--json", "--bootstrap-servers", stack.settings.bootstrap_servers,
-        "--volume", VOLUME, "--bucket", BUCKET, "--in-flight", str(IN_FLIGHT), "--seconds", str(seconds),
-        "--warm-up-seconds", "3",
-    ]  # fmt: skip
+    command = load_command(stack, "--in-flight", IN_FLIGHT, "--seconds", seconds, "--warm-up-seconds", 3)
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S)
     figures = json.loads(done.stdout.strip().splitlines()[-1])
     return {name: figures[name] for name in ("requests_per_second", "p50_ms", "p99_ms")}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from benchmarks.audit.figures import percentile
 
 VOLUME, BUCKET = "bench", "bucket"
 PUT, GET, LOOKUP, LOOKUPS, CREATE, PRODUCE = "put", "get", "lookup", "lookups", "create", "produce"
@@ -56,13 +57,12 @@ def figures(command: UserCommand, seconds: Sequence[float], over_s: float) -> di
 
     A call of ``lookups`` counts as many operations as it has keys.
     """
-    calls = sorted(seconds)
     each = LOOKED_UP if command.what == LOOKUPS else 1
 
     def at(share: float) -> float:
-        return round(calls[max(0, math.ceil(share * len(calls)) - 1)] * 1000, 2) if calls else 0.0
+        return round(percentile(seconds, share) * 1000, 2) if seconds else 0.0
 
-    operations = len(calls) * each
+    operations = len(seconds) * each
     return {
         "operations": operations, "per_second": round(operations / over_s, 1), "p50_ms": at(0.5), "p99_ms": at(0.99),
     }  # fmt: skip

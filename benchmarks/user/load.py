@@ -31,6 +31,7 @@ from benchmarks.user.commands import (
     read_key,
 )
 from producers import Client
+from schemas.kafka.client_settings import client_settings
 from schemas.records.messages import CreateKey
 
 PRODUCED_BYTES = 256
@@ -44,7 +45,7 @@ Act = Callable[[int, int], None]
 
 def producing(command: UserCommand) -> Act:
     """Produce one record at a time, and wait until the brokers have acknowledged it."""
-    producer = Producer({"bootstrap.servers": command.brokers, **PRODUCER_SETTINGS})
+    producer = Producer(client_settings(command.brokers, {**PRODUCER_SETTINGS}))
     value = os.urandom(PRODUCED_BYTES)
 
     def act(_thread: int, _number: int) -> None:

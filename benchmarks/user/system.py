@@ -15,6 +15,7 @@ import psutil
 from confluent_kafka.admin import NewTopic
 
 from benchmarks.audit.running import AuditProcess, audit
+from benchmarks.processor_time import spent_by_process
 from benchmarks.user.commands import BUCKET, VOLUME, UserCommand, read_key
 from producers import Client
 from stratolog.local.kafka import LONG_RUN_JVM
@@ -75,8 +76,7 @@ class UserSystem:
 
     def cpu_s(self) -> dict[str, float]:
         """Return seconds of processor time so far, by process; those of the audit's processes are one."""
-        times = {name: process.cpu_times() for name, process in self._processes.items()}
-        found = {name: spent.user + spent.system for name, spent in times.items()}
+        found = spent_by_process(self._processes)
         return found if self.audit is None else {**found, "audit": self.audit.cpu_s()}
 
     def memory_mib(self) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from build_tools.reference.access import access_page
 from build_tools.reference.commands import commands_page
 from build_tools.reference.metrics import metrics_page
 from build_tools.reference.schemas import schemas_page
@@ -14,7 +15,7 @@ from build_tools.reference.topics import topics_page
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 PAGES = {
     "commands": commands_page, "settings": settings_page, "metrics": metrics_page, "schemas": schemas_page,
-    "topics": topics_page,
+    "topics": topics_page, "access": access_page,
 }  # fmt: skip
 
 

@@ -10,8 +10,13 @@ from itertools import pairwise
 from typing import Any
 
 from build_tools.reference.markdown import code, page, plain, prose, table
+from schemas.kafka.connection import FILES, USERNAME, VERIFY_NAMES
+from schemas.kafka.connection import NAMES as KAFKA
 from spark_streaming.configuration.audit_config import AuditConfig
 from stratolog.configuration.settings import NAMES, PREFIX, Settings
+
+JAVA_BY_OTHER_NAMES = {*FILES, USERNAME, VERIFY_NAMES}
+"""Settings that Java has under other names."""
 
 
 def meanings(cls: type) -> Mapping[str, str]:
@@ -38,7 +43,7 @@ def allowed(reader: Any) -> str:
     if "allowed" in bounds:
         return ", ".join(code(one) for one in bounds["allowed"])
     return {
-        "addresses": "addresses", "boolean": "true, false", "datanodes": "table", "hosts": "names", "name": "name",
+        "addresses": "addresses", "boolean": "true, false", "kafka": "table", "datanodes": "table", "hosts": "names", "name": "name",
         "names": "names", "nodes": "table", "path": "path", "peers": "addresses", "rack": "path", "racks": "table",
         "user": "name", "web_address": "web address",
     }[reader.__name__]  # fmt: skip
@@ -82,11 +87,22 @@ def settings_page() -> str:
     ]  # fmt: skip
     jobs = [(code(one.name), default_of(one)) for one in fields(AuditConfig)]
     _, _, of_jobs = inspect.cleandoc(AuditConfig.__doc__ or "").partition("\n\n")
+    security = [
+        (code(name), one.doc, "yes" if one.java or name in JAVA_BY_OTHER_NAMES else "no") for name, one in KAFKA.items()
+    ]
     return page(
         "Settings",
         intro,
         example,
         table(("setting", "default", "values", "meaning"), rows),
+        ["## Settings of `[kafka]`", ""],
+        prose(
+            "They pass through to every client of Kafka, by librdkafka's names. In the environment, "
+            f"`{PREFIX}KAFKA_SASL_USERNAME` is `sasl.username`; in a program, `Client(..., kafka={{...}})`. Any other name "
+            "is refused, because the log contract depends on how our clients are set. Passwords are in files. "
+            "[Security](../security.md) says how they go together."
+        ),
+        table(("setting", "meaning", "for Spark too"), security),
         ["## The audit's configuration", ""],
         prose(
             "The Spark jobs (`python -m spark_streaming.jobs.audit_stream --config FILE`) have a JSON file of their "

@@ -14,6 +14,7 @@ from datanode_processors.blocks.core.checksums import CellChecksums
 from datanode_processors.blocks.file_bytes import Packets, block_error, write_fully
 from datanode_processors.blocks.fsync import CLOSE, NEVER, WRITEBACK_BYTES, begin_writeback
 from datanode_processors.blocks.space import DiskSpace
+from datanode_processors.errors import BlockError
 from schemas.stream_errors import BLOCK_DELETED, CONTAINER_CLOSED, FAILED
 
 FILE_MODE = 0o640
@@ -155,20 +156,42 @@ class BlockFile(BlockState):
         if self.fsync == NEVER and not always:
             return
         with self.flush_lock:
-            with self.lock:
-                target = self.written
-                if not self.exists or (self.dirty_from == CLEAN and self._linked):
-                    return
-                self.dirty_from = CLEAN
+            if (target := self.begin_flush()) is None:
+                return
             try:
                 self._store(descriptor)
             except OSError as error:
-                with self.lock:
-                    self._lose(descriptor)
-                raise block_error(error, "fsync", self.path) from error
-            with self.lock:
-                self._linked = True
-                self.durable = max(self.durable, min(target, self.dirty_from))
+                raise self.flush_failed(error, descriptor) from error
+            self.flushed(target)
+
+    def begin_flush(self) -> int | None:
+        """Return the length that an fsync covers which begins now, None if none is needed; call with ``flush_lock``."""
+        with self.lock:
+            if not self.exists or (self.dirty_from == CLEAN and self._linked):
+                return None
+            self.dirty_from = CLEAN
+            return self.written
+
+    def flushed(self, target: int) -> None:
+        """Note that file and entry are stored up to what ``begin_flush`` returned; call with ``flush_lock``."""
+        with self.lock:
+            self._linked = True
+            self.durable = max(self.durable, min(target, self.dirty_from))
+
+    def flush_failed(self, error: OSError, descriptor: int | None) -> BlockError:
+        """Note that an fsync failed, and return the error; call with ``flush_lock``."""
+        with self.lock:
+            self._lose(descriptor)
+        return block_error(error, "fsync", self.path)
+
+    @property
+    def linked(self) -> bool:
+        """Whether the file's entry in its directory is known to be stored."""
+        return self._linked
+
+    def link(self) -> None:
+        """Have the entry of the block's container stored; raises OSError."""
+        self._containers.link(self._known_container())
 
     def _store(self, descriptor: int | None) -> None:
         own = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC) if descriptor is None else descriptor

@@ -128,6 +128,13 @@ class BlockFileWriter:
                 raise BlockError(*self._ended, self._block.written)
         self._block.flush(self._descriptor, always=always)
 
+    def held(self) -> tuple[BlockFile, int]:
+        """Return the block and its open descriptor, to flush it together with others; raises what ended the writer."""
+        with self._block.lock:
+            if self._ended is not None:
+                raise BlockError(*self._ended, self._block.written)
+        return self._block, self._descriptor
+
     def close(self) -> None:
         """Let go of the block, without a flush. Any number of times."""
         with self._block.lock:

@@ -15,6 +15,7 @@ from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.request_checks import LOG_REQUESTS
 from datanode_processors.wire.peer import Peer
 from datanode_processors.wire.wire import decode_bounded
+from datanode_processors.wire.wire_tls import WireTls
 from schemas import stream_errors as codes
 from schemas.codecs.codec import encode
 from schemas.conversation.limits import LARGE_REQUESTS
@@ -39,7 +40,8 @@ def unwrap(request: Forwarded) -> Any:
 class LeaderCalls:
     """Connections to leaders; for many threads."""
 
-    def __init__(self, *, node: str, cluster: str) -> None:
+    def __init__(self, *, node: str, cluster: str, tls: WireTls | None = None) -> None:
+        self._tls = tls
         self._node = node
         self._cluster = cluster
         self._lock = threading.Lock()
@@ -73,7 +75,10 @@ class LeaderCalls:
                 if error.code not in (codes.FAILED, codes.BAD_FRAME, codes.STOPPING):
                     raise
         try:
-            peer = Peer(address, own=self._node, cluster=self._cluster, timeout_s=ANSWER_TIMEOUT_S + ANSWER_STEP_S)
+            peer = Peer(
+                address, own=self._node, cluster=self._cluster, timeout_s=ANSWER_TIMEOUT_S + ANSWER_STEP_S,
+                tls=self._tls,
+            )  # fmt: skip
         except BlockError as error:
             raise BlockError(codes.NOT_LEADER, f"the leader does not answer: {error.message}") from error
         return self._ask(address, peer, forwarded)

@@ -10,23 +10,26 @@ from typing import Any
 
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.request_checks import check_chunk, check_put_block
+from datanode_processors.pipeline.core.request_checks import check_chunk, check_put_block, check_together
 from datanode_processors.pipeline.leader_calls import ANSWER_STEP_S, ANSWER_TIMEOUT_S, LeaderCalls, unwrap
 from datanode_processors.pipeline.pipeline import Pipeline
 from datanode_processors.pipeline.pipeline_table import PipelineTable
+from datanode_processors.wire.wire_tls import WireTls
 from replicated_db.core.ports import Clock
 from schemas import stream_errors as codes
-from schemas.records.datanode import ClosePipeline, Forwarded, PutBlock, WriteChunk
+from schemas.records.datanode import ClosePipeline, Forwarded, PutBlock, PutBlocks, WriteChunk
 
 
 class LogRequests:
     """The log requests of one datanode; for many threads."""
 
-    def __init__(self, config: DatanodeConfig, pipelines: PipelineTable, clock: Clock) -> None:
+    def __init__(
+        self, config: DatanodeConfig, pipelines: PipelineTable, clock: Clock, tls: WireTls | None = None
+    ) -> None:  # fmt: skip
         self._config = config
         self._pipelines = pipelines
         self._clock = clock
-        self._leaders = LeaderCalls(node=config.node, cluster=config.cluster)
+        self._leaders = LeaderCalls(node=config.node, cluster=config.cluster, tls=tls)
 
     def close(self) -> None:
         """Close the connections to leaders that are kept."""
@@ -51,6 +54,8 @@ class LogRequests:
             check_put_block(request)
         elif isinstance(request, WriteChunk):
             check_chunk(request)
+        elif isinstance(request, PutBlocks):
+            check_together(request)
         pipeline = self._pipelines.member(request.partition)
         if pipeline.loop.leading:
             return self.wait_for(pipeline, request)

@@ -170,7 +170,7 @@ class PipelineOpening:
             members = self._registry.asked_for(partition).members
         peers = [ServingPeer(one.datanode, one.http_address) for one in members if one.datanode != config.node]
         return BootstrapPolicy(
-            peers=lambda: [peer for peer in peers if peer.address], secret=config.secret,
+            peers=lambda: [peer for peer in peers if peer.address], secret=config.secret, tls=config.tls,
             records=config.bootstrap_records, searches=1, stopping=lambda: self.installs.is_stopping,
         )  # fmt: skip
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,16 @@ from replicated_db.shell.leader_loop import LeaderLoop, Publisher
 from replicated_db.shell.logs import Note
 from replicated_db.shell.system import SystemIds
 from schemas import stream_errors as codes
-from schemas.codecs.block_rows import block_key
-from schemas.records.datanode import BlockRow, BlockWatched, OpenPipeline, PipelineReport, WatchBlock
+from schemas.codecs.block_rows import block_key, block_of_key
+from schemas.records.datanode import (
+    BlockRow,
+    BlocksWatched,
+    BlockWatched,
+    OpenPipeline,
+    PipelineReport,
+    WatchBlock,
+    WatchBlocks,
+)
 from schemas.sharding import MAX_PIPELINES
 from schemas.topics import DN_LOG
 
@@ -191,6 +199,7 @@ class Pipeline:
     def stop(self) -> None:
         """Stop leading once the requests in flight are settled."""
         self._stop.set()
+        self.loop.wake()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the leader's thread."""
@@ -226,11 +235,16 @@ class Pipeline:
         Called when no repair of the block is planned any more (``verifier``, rule 5): an older length does not make a
         damaged block healthy.
         """
+        self.on_all_verified([(key, length)])
+
+    def on_all_verified(self, blocks: Sequence[tuple[bytes, int]]) -> None:
+        """As :meth:`on_verified`, for blocks (key, length) that were found right together."""
         with self.changed:
-            self._verified[key] = max(length, self._verified.pop(key, 0))
+            for key, length in blocks:
+                self._verified[key] = max(length, self._verified.pop(key, 0))
+                self.unhealthy.pop(key, None)
             while len(self._verified) > MAX_VERIFIED:
                 self._verified.popitem(last=False)
-            self.unhealthy.pop(key, None)
             self.changed.notify_all()
 
     def on_failed(self, key: bytes, reason: str) -> None:
@@ -275,6 +289,43 @@ class Pipeline:
                     continue
             asked = True
             self._wanted(self, key)
+
+    def watch_all(self, request: WatchBlocks) -> BlocksWatched:
+        """As :meth:`watch`, for several blocks: satisfied once all of them are.
+
+        Once a second it looks whether waiting still makes sense. Raises BlockError: BLOCK_DELETED.
+        """
+        wanted = {block_key(block.container_id, block.local_id): block.length for block in request.blocks}
+        now = time.monotonic()
+        deadline, look_at = now + min(max(request.timeout_ms, 0), MAX_WATCH_MS) / 1000, now + WATCH_STEP_S
+        while wanted:
+            with self.changed:
+                index = self.replica.position.index
+                if index >= request.bcs_id:
+                    wanted = {key: length for key, length in wanted.items() if self._verified.get(key, 0) < length}
+                now = time.monotonic()
+                if not wanted or now >= deadline or self._stop.is_set():
+                    break
+                self.changed.wait(max(min(deadline, look_at) - now, 0.0))
+            if time.monotonic() >= look_at:
+                look_at = time.monotonic() + WATCH_STEP_S
+                if not self._may_come(request.bcs_id, wanted):
+                    break
+        return BlocksWatched(datanode=self._config.node, bcs_id=self.replica.position.index, satisfied=not wanted)
+
+    def _may_come(self, bcs_id: int, wanted: dict[bytes, int]) -> bool:
+        """Return whether waiting for blocks makes sense; have those verified that are applied and not known to be."""
+        if self.replica.position.index < bcs_id:
+            return True
+        for key, length in wanted.items():
+            row = block_row(self.store, key)
+            if row is not None and row.deleted:
+                container_id, local_id = block_of_key(key)
+                raise BlockError(codes.BLOCK_DELETED, f"block {container_id}/{local_id} is deleted")
+            if row is None or row.length < length:
+                return False
+            self._wanted(self, key)
+        return True
 
     def _watched(self, index: int, length: int, *, satisfied: bool) -> BlockWatched:
         return BlockWatched(datanode=self._config.node, bcs_id=index, length=length, satisfied=satisfied)

@@ -27,7 +27,7 @@ from replicated_db.core.ports import Appender, DeliveryReport, Entry, Log, LogBo
 from replicated_db.shell.leader_loop import Publisher, take_queued
 from schemas import stream_errors as codes
 from schemas.codecs.codec import decode
-from schemas.records.datanode import BlockCommitted, PutBlock, StreamError, WriteChunk
+from schemas.records.datanode import BlockCommitted, PutBlock, PutBlocks, StreamError, WriteChunk
 from schemas.records.log import RequestPosition
 
 MAX_WAITING = 4096
@@ -168,6 +168,8 @@ def _proposal(request: Any, answer: Answer) -> Proposal:
 def _size_of(request: Any) -> int:
     if isinstance(request, WriteChunk):
         return len(request.data)
+    if isinstance(request, PutBlocks):
+        return sum(len(block.checksums) for block in request.blocks)
     return len(request.checksums) if isinstance(request, PutBlock) else 0
 
 
@@ -189,6 +191,10 @@ class HandedOver:
     def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:
         """Return entries."""
         return self._log.read(offset, limit, wait_s)
+
+    def rest(self) -> None:
+        """Keep nothing ready."""
+        self._log.rest()
 
     def appender(self) -> Appender:
         """Return a fresh appender that calls ``handed_over``."""

@@ -26,6 +26,7 @@ from datanode_processors.pipeline.core.request_checks import check_texts
 from datanode_processors.repair.copy_sources import MAX_SOURCES
 from datanode_processors.repair.transfer import check_rows, has_rows, import_container, replace_rows, stored_rows
 from datanode_processors.wire.peer import Peer
+from datanode_processors.wire.wire_tls import WireTls
 from replicated_db.shell.logs import Note
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key, block_of_key, decode_block_row, encode_block_row
@@ -52,7 +53,8 @@ MAX_KNOWN = 256
 class Copies:
     """The copies of one datanode; for many threads."""
 
-    def __init__(self, blocks: BlockStore, *, node: str, cluster: str, note: Note) -> None:
+    def __init__(self, blocks: BlockStore, *, node: str, cluster: str, note: Note, tls: WireTls | None = None) -> None:
+        self._tls = tls
         self._blocks = blocks
         self._node = node
         self._cluster = cluster
@@ -87,7 +89,9 @@ class Copies:
         reasons = []
         for source in request.sources:
             try:
-                with Peer(source, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S) as peer:
+                with Peer(
+                    source, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S, tls=self._tls
+                ) as peer:
                     rows = closed_rows(peer, request.container_id)
                     if all(decode_block_row(value).deleted for _, value in rows):
                         return Accepted(detail=f"container {request.container_id}: all its blocks are deleted")

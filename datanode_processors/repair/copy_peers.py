@@ -10,6 +10,7 @@ from threading import Lock
 from datanode_processors.errors import BlockError
 from datanode_processors.repair.core.away import Away
 from datanode_processors.wire.peer import Peer
+from datanode_processors.wire.wire_tls import WireTls
 from schemas import stream_errors as codes
 
 PEER_TIMEOUT_S = 10.0
@@ -18,7 +19,8 @@ PEER_TIMEOUT_S = 10.0
 class CopyPeers:
     """The connections of one datanode; for many threads."""
 
-    def __init__(self, *, node: str, cluster: str) -> None:
+    def __init__(self, *, node: str, cluster: str, tls: WireTls | None = None) -> None:
+        self._tls = tls
         self._node = node
         self._cluster = cluster
         self._lock = Lock()
@@ -40,7 +42,7 @@ class CopyPeers:
             if self._away.is_away(address, time.monotonic()):
                 raise BlockError(codes.FAILED, "it did not answer a moment ago")
         try:
-            peer = Peer(address, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S)
+            peer = Peer(address, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S, tls=self._tls)
         except BlockError:
             self._did_not_answer(address)
             raise

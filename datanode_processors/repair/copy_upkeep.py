@@ -45,6 +45,7 @@ from datanode_processors.repair.core.instructions import (
 )
 from datanode_processors.repair.core.upkeep_plan import WHOLE, UpkeepPlan
 from datanode_processors.repair.scrubber import Place
+from datanode_processors.wire.wire_tls import WireTls
 from replicated_db.shell.logs import Note
 from schemas.records.datanode import BlockId, BlockRow
 
@@ -57,7 +58,7 @@ class CopyUpkeep:
     def __init__(
         self, blocks: BlockStore, copies: Copies, *, node: str, cluster: str, sources_file: Path,
         is_own: Callable[[int], bool], interval_s: float, note: Note, fatal: Callable[[BaseException], None],
-        changed: Callable[[], None],
+        changed: Callable[[], None], tls: WireTls | None = None,
     ) -> None:  # fmt: skip
         """``is_own`` says whether a container is of a pipeline of this node, so that it is no copy.
 
@@ -69,7 +70,7 @@ class CopyUpkeep:
         self._fatal = fatal
         self._changed = changed
         self._sources = CopySources(sources_file)
-        self._peers = CopyPeers(node=node, cluster=cluster)
+        self._peers = CopyPeers(node=node, cluster=cluster, tls=tls)
         self._lock = threading.Condition()
         self._plan = UpkeepPlan(interval_s)
         self._stopping = threading.Event()

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.blocks.core.checksums import cell_count
@@ -33,6 +33,7 @@ from datanode_processors.repair.core.away import Away
 from datanode_processors.repair.core.repairs import Place, Repairs, RepairTask
 from datanode_processors.repair.core.verify_queue import CloseHere, LookThrough, VerifyBlock, VerifyQueue, VerifyStep
 from datanode_processors.wire.peer import Peer
+from datanode_processors.wire.wire_tls import WireTls
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.logs import Note
 from schemas import stream_errors as codes
@@ -41,6 +42,8 @@ from schemas.records.datanode import BlockRow, Member, ReadBlock
 
 MAX_TO_VERIFY = 10_000
 MAX_TO_FETCH = 10_000
+VERIFIED_TOGETHER = 16
+"""Blocks that are verified before those who wait for them are told."""
 FETCHERS = 3
 """Blocks that are fetched at once: a peer that sends slowly holds up only one of them."""
 PEER_TIMEOUT_S = 10.0
@@ -52,16 +55,20 @@ class Verifier:
 
     def __init__(
         self, blocks: BlockStore, *, node: str, cluster: str, note: Note, fatal: Callable[[BaseException], None],
-        changed: Callable[[], None],
+        changed: Callable[[], None], tls: WireTls | None = None,
     ) -> None:  # fmt: skip
         """``changed`` is called when a block has become healthy or unhealthy."""
         self._blocks = blocks
         self._node = node
+        self._tls = tls
         self._cluster = cluster
         self._note = note
         self._fatal = fatal
         self._changed = changed
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
+        self._to_verify = threading.Condition(self._lock)
+        self._to_fetch = threading.Condition(self._lock)
+        """Those who verify and those who fetch wait apart: each PutBlock would wake all of them."""
         self._pipelines: dict[int, Pipeline] = {}
         self._files = CommittedFiles(blocks, note=note)
         self._queue = VerifyQueue(MAX_TO_VERIFY)
@@ -83,7 +90,8 @@ class Verifier:
         """End; work that is left is found again at the next start."""
         with self._lock:
             self._stopping = True
-            self._lock.notify_all()
+            self._to_verify.notify_all()
+            self._to_fetch.notify_all()
         deadline = time.monotonic() + PEER_TIMEOUT_S
         for thread in self._threads:
             if thread.is_alive():
@@ -96,13 +104,18 @@ class Verifier:
         with self._lock:
             self._pipelines[pipeline.partition] = pipeline
             self._queue.look_through(pipeline.partition)
-            self._lock.notify_all()
+            self._to_verify.notify()
 
     def verify(self, pipeline: Pipeline, key: bytes) -> None:
         """Have a block verified."""
+        self.verify_all(pipeline, [key])
+
+    def verify_all(self, pipeline: Pipeline, keys: Sequence[bytes]) -> None:
+        """Have blocks verified."""
         with self._lock:
-            self._queue.verify((pipeline.partition, key))
-            self._lock.notify_all()
+            for key in keys:
+                self._queue.verify((pipeline.partition, key))
+            self._to_verify.notify()
 
     def repair(self, pipeline: Pipeline, key: bytes, cell: int) -> None:
         """Have a cell fetched whose bytes were read and found wrong."""
@@ -117,7 +130,7 @@ class Verifier:
         """Have a container closed in the store."""
         with self._lock:
             self._queue.close(pipeline.partition, container_id)
-            self._lock.notify_all()
+            self._to_verify.notify()
 
     # -- verifying -------------------------------------------------------------------------------------------------
 
@@ -135,7 +148,7 @@ class Verifier:
             pipeline = self._pipelines[step.partition]
             match step:
                 case VerifyBlock():
-                    self._verify(pipeline, step.key)
+                    self._verify_blocks(pipeline, [step.key, *self._more(step.partition)])
                 case CloseHere():
                     self._files.close(pipeline, step.container_id)
                 case LookThrough():
@@ -146,8 +159,13 @@ class Verifier:
             while not self._stopping:
                 if (step := self._queue.take(has_room=self._has_room())) is not None:
                     return step
-                self._lock.wait(IDLE_WAIT_S)
+                self._to_verify.wait(IDLE_WAIT_S)
         return None
+
+    def _more(self, partition: int) -> list[bytes]:
+        """Return more blocks of a pipeline that come next: what is verified together is told once."""
+        with self._lock:
+            return self._queue.take_blocks(partition, VERIFIED_TOGETHER - 1)
 
     def _has_room(self) -> bool:
         """Whether there is enough room to look for the blocks that were left out.
@@ -157,30 +175,43 @@ class Verifier:
         return len(self._repairs) <= MAX_TO_FETCH // 2
 
     def _verify(self, pipeline: Pipeline, key: bytes) -> None:
+        self._verify_blocks(pipeline, [key])
+
+    def _verify_blocks(self, pipeline: Pipeline, keys: Sequence[bytes]) -> None:
+        """Compare blocks with their rows; those that are right are told together."""
+        right = [(key, length) for key in keys if (length := self._right_length(pipeline, key)) is not None]
+        verified: list[tuple[bytes, int]] = []
+        with self._lock:
+            for key, length in right:
+                place = (pipeline.partition, key)
+                if place not in self._repairs:
+                    verified.append((key, length))
+                    continue
+                # The repair reports the block when it ends: it may know of more damage than was compared here.
+                self._repairs.hurry(place, time.monotonic())
+                self._to_fetch.notify()
+            if verified:
+                pipeline.on_all_verified(verified)
+
+    def _right_length(self, pipeline: Pipeline, key: bytes) -> int | None:
+        """Return the committed length of a block that is right here; None for any other, of which note is taken."""
         container_id, local_id = block_of_key(key)
         row = pipeline.block(container_id, local_id)
         if row is None:
-            return
+            return None
         try:
             if row.deleted:
                 self._blocks.delete(container_id, local_id)
                 pipeline.forget(key)
-                return
+                return None
             wrong = self._files.wrong_cells(container_id, local_id, row)
         except BlockError as error:
             self._unhealthy(pipeline, key, error.message)
-            return
+            return None
         if wrong:
             self._unhealthy(pipeline, key, f"block {container_id}/{local_id} has {len(wrong)} cells missing or wrong")
-            return
-        with self._lock:
-            place = (pipeline.partition, key)
-            if place not in self._repairs:
-                pipeline.on_verified(key, row.length)
-                return
-            # The repair reports the block when it ends: it may know of more damage than was compared here.
-            self._repairs.hurry(place, time.monotonic())
-            self._lock.notify_all()
+            return None
+        return row.length
 
     def _unhealthy(self, pipeline: Pipeline, key: bytes, reason: str, cell: int | None = None) -> None:
         with self._lock:
@@ -189,7 +220,7 @@ class Verifier:
                 self._queue.leave_out(pipeline.partition)
                 return
             pipeline.on_failed(key, reason)
-            self._lock.notify_all()
+            self._to_fetch.notify()
         self._changed()
 
     def _look_through(self, pipeline: Pipeline) -> None:
@@ -216,7 +247,8 @@ class Verifier:
                 self._note(f"{pipeline.opened.pipeline}: {error}; trying again", shard=partition)
                 with self._lock:
                     self._repairs.fail(taken, time.monotonic())
-                    self._lock.notify_all()
+                    self._to_fetch.notify()
+                    self._to_verify.notify()
                 continue
             self._fetched(pipeline, taken, length)
             self._changed()
@@ -228,7 +260,7 @@ class Verifier:
                 if (taken := self._repairs.take(now_s)) is not None:
                     return taken
                 due_s = self._repairs.next_due_s()
-                self._lock.wait(IDLE_WAIT_S if due_s is None else min(due_s - now_s, IDLE_WAIT_S))
+                self._to_fetch.wait(IDLE_WAIT_S if due_s is None else min(due_s - now_s, IDLE_WAIT_S))
         return None
 
     def _fetched(self, pipeline: Pipeline, taken: RepairTask, length: int | None) -> None:
@@ -239,7 +271,7 @@ class Verifier:
             is_deleted = row is None or row.deleted
             whole = is_deleted or (length is not None and row is not None and row.length <= length)
             if not self._repairs.finish(taken, time.monotonic(), whole=whole):
-                self._lock.notify_all()
+                self._to_fetch.notify()
             elif is_deleted:
                 pipeline.forget(key)
             elif length is not None:
@@ -297,7 +329,7 @@ class Verifier:
         fetched: set[int] = set()
         silent = True
         try:
-            with Peer(address, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S) as peer:
+            with Peer(address, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S, tls=self._tls) as peer:
                 silent = False
                 refused = fetch_cells(self._blocks, peer, ask, block, row, wrong, fetched)
         except BlockError as error:

@@ -13,6 +13,7 @@ from datanode_processors.errors import BlockError
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.core.stream import Below, StreamState
 from datanode_processors.wire.wire import CODES, Wire, WireClosed, connect, read_error, refusal, unreadable
+from datanode_processors.wire.wire_tls import WireTls, check_name
 from schemas import stream_errors
 from schemas.conversation.conversation import Conversation, ConversationFailed, PeerRefused, own_hello
 from schemas.conversation.limits import UnreadableRecord
@@ -50,9 +51,10 @@ class StreamChildren:
 
     def __init__(
         self, state: StreamState, poll: select.poll, limits: WireLimits, *, name: str, cluster: str,
-        attach: Callable[[Wire, str], None], detach: Callable[[Wire], None],
+        attach: Callable[[Wire, str], None], detach: Callable[[Wire], None], tls: WireTls | None = None,
     ) -> None:  # fmt: skip
         """``name`` is this datanode's; ``attach`` and ``detach`` are called with connections, for the counters."""
+        self._tls = tls
         self._state = state
         self._poll = poll
         self._limits = limits
@@ -76,7 +78,7 @@ class StreamChildren:
         Raises BlockError DOWNSTREAM_FAILED, as all methods here.
         """
         try:
-            child.wire = connect(child.address, self._limits.connect_timeout_s)
+            child.wire = connect(child.address, self._limits.connect_timeout_s, self._tls)
             self._attach(child.wire, child.name)
             child.talk = child.wire.conversation(
                 ConversationRole.CLIENT, own_hello(self._name, self._cluster), datanode=child.name
@@ -98,6 +100,10 @@ class StreamChildren:
             raise self._refused(child, unreadable(error)) from error
         if isinstance(event, PeerRefused):
             raise self._refused(child, event.error)
+        try:
+            check_name(child.connection.identity, child.name)
+        except BlockError as error:
+            raise self._state.child_failed(child.name, error.message, error.code) from error
         self._poll.register(child.connection, select.POLLIN)
         self._by_fileno[child.connection.fileno()] = child
         child.moved_at = time.monotonic()

@@ -7,20 +7,35 @@ traceback and answered with FAILED.
 
 from __future__ import annotations
 
+from typing import Any
+
 from datanode_processors.errors import MAX_MESSAGE_CHARACTERS, MAX_NAME_CHARACTERS, BlockError, shown
+from datanode_processors.wire.core.permits import check_member, check_request
 from datanode_processors.wire.core.stream import MAX_WINDOW_BYTES
 from datanode_processors.wire.counters import Counters
 from datanode_processors.wire.forwarding import Forwarding, StreamHost, stream_request
 from datanode_processors.wire.ports import Note
 from datanode_processors.wire.reading import send_block
 from datanode_processors.wire.wire import Wire, WireClosed, failure, read_record, refusal, stream_error, unreadable
+from datanode_processors.wire.wire_tls import check_name
 from schemas import stream_errors
 from schemas.codecs.codec import encode
 from schemas.conversation.conversation import ConversationFailed, Event, PeerGreeted, PeerRefused, own_hello
 from schemas.conversation.limits import UnreadableRecord
 from schemas.conversation.states import ConversationRole
-from schemas.records.datanode import ReadBlock, SalvageBlock
+from schemas.records.datanode import (
+    BlocksWritten,
+    Forwarded,
+    OpenStream,
+    ReadBlock,
+    SalvageBlock,
+    WatchBlocks,
+    WriteBlocks,
+)
 from schemas.records.packets import Frame, FrameHeader, Kind
+
+FROM_MEMBERS = Forwarded | OpenStream | WriteBlocks | WatchBlocks
+"""What a datanode sends only to members of its own pipeline."""
 
 
 class ServedConnection:
@@ -63,6 +78,10 @@ class ServedConnection:
 
     def _greet(self) -> None:
         timeout_s = self._node.limits.handshake_timeout_s
+        if self._node.tls is not None:
+            self.wire.secure(self._node.tls, timeout_s)
+            if self._stopping:  # the socket that was shut was the one before
+                raise WireClosed("the connection is stopped")
         self.wire.wait_send(self._talk.hello(), timeout_s=timeout_s)
         event = self._hear(timeout_s)
         if isinstance(event, PeerRefused):
@@ -70,6 +89,7 @@ class ServedConnection:
             raise BlockError(said.code, said.message, hint=said.hint, datanode=said.datanode)
         assert isinstance(event, PeerGreeted), event  # noqa: S101 - nothing else is possible before HELLO
         self.peer = shown(event.hello.peer, MAX_NAME_CHARACTERS)
+        check_name(self.wire.identity, event.hello.peer)
         self._counters.name(self.wire, self.peer)
 
     def _hear(self, timeout_s: float) -> Event:
@@ -96,7 +116,9 @@ class ServedConnection:
             self.streaming = True
             try:
                 # The stream takes its frames out of the same buffer, until it has acknowledged END.
-                Forwarding(self._node, self.wire, header, stream_request(frame)).run()
+                request = stream_request(frame)
+                self._check_permit(request)
+                Forwarding(self._node, self.wire, header, request).run()
                 self._talk.stream_is_over()
                 outcome.completed = True
             except WireClosed as error:
@@ -124,10 +146,14 @@ class ServedConnection:
         self._counters.request()
         try:
             request = read_record(frame)
+            self._check_permit(request)
             if isinstance(request, ReadBlock | SalvageBlock):
                 send_block(self._node, self.wire, self._talk, header, request)
                 return
-            reply = encode(self._node.pipelines.handle(request))
+            if isinstance(request, WriteBlocks):
+                reply = encode(self._write_together(frame, request))
+            else:
+                reply = encode(self._node.pipelines.handle(request))
             answer = self._talk.say(Kind.REPLY, reply, stream=header.stream, sequence=header.sequence)
         except BlockError as error:
             answer = self._error(error, header)
@@ -137,6 +163,24 @@ class ServedConnection:
             self._note(f"defect in a request of {self.peer}: {_said(error)}", peer=self.peer, error=error)
             answer = self._error(self._defect(error), header)
         self.wire.wait_send(answer, timeout_s=self._node.limits.send_timeout_s)
+
+    def _check_permit(self, request: Any) -> None:
+        """Raise PERMISSION_DENIED for a request that is not the peer's to send."""
+        if self._node.tls is None:
+            return
+        check_request(self.wire.identity, request)
+        if isinstance(request, FROM_MEMBERS) and self.wire.identity is not None:
+            check_member(self.wire.identity, *self._node.pipelines.members_for(request))
+
+    def _write_together(self, frame: Frame, request: WriteBlocks) -> BlocksWritten:
+        """Write whole blocks: an exchange counts as a stream."""
+        if self._stopping:
+            raise BlockError(stream_errors.STOPPING, f"datanode {self._node.name} stops")
+        with self._counters.stream(self._node.limits.max_streams) as outcome:
+            # The frame stays in the buffer: nothing is received before the answer is sent.
+            written = self._node.small_blocks.write(frame, request, lambda: not self.wire.has_hung_up())
+            outcome.completed = True
+            return written
 
     def _error(self, error: BlockError, header: FrameHeader | None = None) -> bytes:
         """Return the ERROR frame that says ``error``, to the exchange that the frame with ``header`` began."""

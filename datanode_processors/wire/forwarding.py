@@ -27,12 +27,14 @@ from datanode_processors.wire.children import Child, StreamChildren
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.core.stream import StreamState, check_open, patience_s, place_in
 from datanode_processors.wire.ports import Blocks, PipelineRequests, Writer
+from datanode_processors.wire.small_blocks import SmallBlockExchange
 from datanode_processors.wire.wire import (
     HANG_UP,
     Wire,
     WireClosed,
     read_record,
 )
+from datanode_processors.wire.wire_tls import WireTls
 from schemas import stream_errors
 from schemas.codecs.codec import encode
 from schemas.records.datanode import OpenStream, PutBlock
@@ -53,9 +55,12 @@ class StreamHost:
     limits: WireLimits
     blocks: Blocks
     pipelines: PipelineRequests
+    small_blocks: SmallBlockExchange
     attach: Callable[[Wire, str], None]
     """Called with each connection to another datanode, and that datanode's name, for the counters."""
     detach: Callable[[Wire], None]
+    tls: WireTls | None = None
+    """How connections are made and taken; None: in clear."""
 
 
 class Forwarding:
@@ -74,7 +79,7 @@ class Forwarding:
         self._poll = select.poll()
         self._children = StreamChildren(
             self.state, self._poll, node.limits, name=node.name, cluster=node.cluster,
-            attach=node.attach, detach=node.detach
+            attach=node.attach, detach=node.detach, tls=node.tls,
         )  # fmt: skip
         self._heard_at = time.monotonic()
         self._told_at = self._heard_at

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from datanode_processors.errors import MAX_NAME_CHARACTERS, BlockError, shown
 from datanode_processors.wire.wire import CODES, Wire, WireClosed, connect, refusal
+from datanode_processors.wire.wire_tls import WireTls, check_name
 from schemas import stream_errors
 from schemas.conversation.conversation import (
     ConversationFailed,
@@ -38,22 +39,30 @@ those who wait, cell by cell.
 class Peer:
     """A connection to the datanode at ``address``; a context manager that closes it."""
 
-    def __init__(self, address: str, *, own: str, cluster: str, timeout_s: float) -> None:
-        """Connect and exchange HELLO. ``timeout_s`` is how long each answer may take; raises BlockError."""
+    def __init__(
+        self, address: str, *, own: str, cluster: str, timeout_s: float, datanode: str = "", tls: WireTls | None = None
+    ) -> None:  # fmt: skip
+        """Connect and exchange HELLO. ``timeout_s`` is how long each answer may take; raises BlockError.
+
+        ``datanode`` is the name that the peer must have; empty: any. With ``tls`` the peer must prove that it is a
+        datanode, and the one that its HELLO names.
+        """
         self._address = address
         self._timeout_s = timeout_s
         self._sequence = 0
         try:
-            self._wire: Wire = connect(address, min(timeout_s, CONNECT_TIMEOUT_S))
+            self._wire: Wire = connect(address, min(timeout_s, CONNECT_TIMEOUT_S), tls)
         except WireClosed as error:
             raise self._closed(error) from error
-        self._talk = self._wire.conversation(ConversationRole.CLIENT, own_hello(own, cluster))
+        self._talk = self._wire.conversation(ConversationRole.CLIENT, own_hello(own, cluster), datanode=datanode)
         try:
             self._send(self._talk.hello())
             greeted = self._receive()
             if not isinstance(greeted, PeerGreeted):
                 raise self._unexpected(greeted)
+            check_name(self._wire.identity, greeted.hello.peer)
             self.name = shown(greeted.hello.peer, MAX_NAME_CHARACTERS)
+            self.version = greeted.version
         except BaseException:
             self.close()
             raise
@@ -73,7 +82,26 @@ class Peer:
     def request(self, request: Any) -> Any:
         """Send a request and return its answer; raises BlockError: the peer's, or the connection's."""
         self._ask(request)
-        event = self._receive()
+        return self.answer()
+
+    def begin(self, request: Any) -> None:
+        """Send a request, whose ``answer`` is asked for later; raises BlockError."""
+        self._ask(request)
+
+    def send_on(self, payload: memoryview, crc: int) -> None:
+        """Send an encoded request as it came, with its CRC32C; its ``answer`` is asked for later. Raises BlockError."""
+        self._sequence += 1
+        try:
+            header = self._talk.header(
+                Kind.REQUEST, stream=0, sequence=self._sequence, offset=0, length=len(payload), crc=crc
+            )
+        except ConversationFailed as error:
+            raise self._failed(error) from error
+        self._send(header, payload)
+
+    def answer(self, timeout_s: float | None = None) -> Any:
+        """Return the answer to the oldest request; raises BlockError: the peer's, or the connection's."""
+        event = self._receive(timeout_s)
         if not isinstance(event, PeerAnswered):
             raise self._unexpected(event)
         return event.record
@@ -110,9 +138,9 @@ class Peer:
             raise self._failed(error) from error
         self._send(frame)
 
-    def _send(self, frame: bytes) -> None:
+    def _send(self, *parts: bytes | memoryview) -> None:
         try:
-            self._wire.wait_send(frame, timeout_s=self._timeout_s)
+            self._wire.wait_send(*parts, timeout_s=self._timeout_s)
         except WireClosed as error:
             raise self._closed(error) from error
 

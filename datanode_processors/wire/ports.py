@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from datanode_processors.errors import BlockError
 from schemas.records.datanode import ReadBlock, SalvageBlock
 
 Note = Callable[..., None]
@@ -62,6 +63,21 @@ class Blocks(Protocol):
         """Yield (offset, bytes, CRC32C of these bytes) of each cell in the range; ``end`` is where the block ends."""
 
 
+class SmallBlockFiles(Protocol):
+    """The block files again, for whole small blocks that are written together. Many threads use it."""
+
+    def write(
+        self,
+        blocks: Sequence[tuple[int, int, Sequence[tuple[memoryview, int]]]],
+        bytes_per_checksum: int,
+        alive: Callable[[], bool],
+    ) -> Sequence[BlockError | None]:
+        """Write blocks (container id, local id, cells with their CRC32C), and store them under the fsync policy.
+
+        Return what went wrong with each, None if nothing did. ``alive`` is as in ``Blocks.open_writer``.
+        """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readable:
     """What may be read of a block, and which checksums it must have."""
@@ -85,6 +101,12 @@ class PipelineRequests(Protocol):
         """Raise an error if a block takes no bytes here.
 
         The error is NO_SUCH_PIPELINE, PIPELINE_CLOSED, CONTAINER_CLOSED or BLOCK_DELETED.
+        """
+
+    def members_for(self, request: Any) -> tuple[int, Sequence[str]]:
+        """Return partition and members of the pipeline that a forwarded request or stream is for.
+
+        Raises NO_SUCH_PIPELINE, INVALID_REQUEST.
         """
 
     def handle(self, request: Any) -> Any:

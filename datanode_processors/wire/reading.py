@@ -57,8 +57,11 @@ def send_block(
             header = talk.header(
                 Kind.DATA, stream=asked.stream, sequence=asked.sequence, offset=offset, length=len(data), crc=crc
             )
-            wire.wait_send(header, data, timeout_s=node.limits.send_timeout_s)
             reached = offset + len(data)
+            if reached == start + length:  # END goes with the last cell: a small block is one call
+                wire.wait_send(header, data, _end(talk, asked, reached), timeout_s=node.limits.send_timeout_s)
+                return
+            wire.wait_send(header, data, timeout_s=node.limits.send_timeout_s)
     except BlockError as error:
         if error.code in _NOT_THERE:
             node.pipelines.on_corrupt_cell(request.container_id, request.local_id, reached)
@@ -69,8 +72,11 @@ def send_block(
             f"block {request.container_id}/{request.local_id} ends here at {reached}; "
             f"{start + length} bytes were expected",
         )
-    end = talk.say(Kind.END, stream=asked.stream, sequence=asked.sequence, offset=reached)
-    wire.wait_send(end, timeout_s=node.limits.send_timeout_s)
+    wire.wait_send(_end(talk, asked, reached), timeout_s=node.limits.send_timeout_s)
+
+
+def _end(talk: Conversation, asked: FrameHeader, reached: int) -> bytes:
+    return talk.say(Kind.END, stream=asked.stream, sequence=asked.sequence, offset=reached)
 
 
 def _cells(

@@ -22,8 +22,10 @@ from datanode_processors.wire.connection import ServedConnection
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.counters import Counters, StreamCounts
 from datanode_processors.wire.forwarding import StreamHost
-from datanode_processors.wire.ports import Blocks, Note, PipelineRequests
+from datanode_processors.wire.ports import Blocks, Note, PipelineRequests, SmallBlockFiles
+from datanode_processors.wire.small_blocks import SmallBlockExchange
 from datanode_processors.wire.wire import NO_DESCRIPTOR, SOCKET_BUFFER_BYTES, Room, Wire, error_frame
+from datanode_processors.wire.wire_tls import WireTls
 from schemas import stream_errors
 from schemas.records.packets import MAX_HELLO_BYTES
 
@@ -38,18 +40,24 @@ class StreamServer:
     """Serves streams and requests on one port until it is stopped."""
 
     def __init__(
-        self, *, name: str, cluster: str, host: str, port: int, blocks: Blocks, pipelines: PipelineRequests, note: Note,
-        limits: WireLimits | None = None,
+        self, *, name: str, cluster: str, host: str, port: int, blocks: Blocks, pipelines: PipelineRequests,
+        note: Note, limits: WireLimits | None = None, small_blocks: SmallBlockFiles | None = None,
+        tls: WireTls | None = None,
     ) -> None:  # fmt: skip
-        """Bind ``host:port`` (0 = a free port, see ``port``) and begin to accept.
+        """Bind ``host:port`` (0 = a free port, see ``port``) and begin to accept; with ``tls``, TLS alone.
 
         Raises OSError if the address cannot be bound.
         """
         self._counters = Counters()
         self._note = note
+        limits = limits or WireLimits()
+        self._small_blocks = SmallBlockExchange(
+            name=name, cluster=cluster, limits=limits, files=small_blocks, pipelines=pipelines, tls=tls
+        )
         self._node = StreamHost(
-            name=name, cluster=cluster, limits=limits or WireLimits(), blocks=blocks, pipelines=pipelines,
-            attach=self._counters.attach, detach=self._counters.detach,
+            name=name, cluster=cluster, limits=limits, blocks=blocks, pipelines=pipelines,
+            small_blocks=self._small_blocks, attach=self._counters.attach, detach=self._counters.detach,
+            tls=tls,
         )  # fmt: skip
         self._lock = threading.Lock()
         self._connections: dict[ServedConnection, threading.Thread] = {}
@@ -90,6 +98,7 @@ class StreamServer:
         deadline = time.monotonic() + self._node.limits.linger_s + 1.0
         for thread in left.values():
             thread.join(max(0.0, deadline - time.monotonic()))
+        self._small_blocks.close()
 
     @staticmethod
     def _listen(host: str, port: int) -> socket.socket:
@@ -205,7 +214,13 @@ class StreamServer:
                 self._connections.pop(connection, None)
 
     def _refuse(self, sock: socket.socket, reason: str) -> None:
-        """Tell the peer that no connection is accepted now, as far as that is possible without waiting."""
+        """Tell the peer that no connection is accepted now, as far as that is possible without waiting.
+
+        A peer that speaks TLS is told nothing: a handshake would have to be waited for.
+        """
+        if self._node.tls is not None:
+            sock.close()
+            return
         frame = error_frame(self._node.name, BlockError(stream_errors.OVERLOADED, reason))
         try:
             sock.setblocking(False)

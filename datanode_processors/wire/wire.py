@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from datanode_processors.errors import BlockError
+from datanode_processors.wire.wire_tls import WireTls, identity_on, why_not
 from schemas import stream_errors
 from schemas.codecs.codec import encode
 from schemas.conversation.conversation import (
@@ -28,6 +29,8 @@ from schemas.conversation.limits import UnreadableRecord, decode_within, record_
 from schemas.conversation.states import ConversationRole
 from schemas.records.datanode import Hello, StreamError
 from schemas.records.packets import BadFrame, Frame, FrameBuffer, Kind, check_payload, encode_frame
+from schemas.security.certificates import PeerIdentity
+from schemas.security.tls_socket import TlsSocket
 
 Taken = TypeVar("Taken")
 
@@ -92,7 +95,9 @@ class Wire:
 
     def __init__(self, sock: socket.socket, room: Room | None = None) -> None:
         """``room`` is what the buffer may grow into, shared with other connections."""
-        self.sock = sock
+        self.sock: socket.socket | TlsSocket = sock
+        self.identity: PeerIdentity | None = None
+        """Who the peer is, by its certificate; None on a plain connection, and for a peer that has shown none."""
         self._room = room
         self.bytes_in = 0
         self.bytes_out = 0
@@ -101,6 +106,23 @@ class Wire:
         self._buffer = FrameBuffer() if room is None else FrameBuffer(grow=room.take)
         self._unsent = b""
         tune(sock)
+
+    def secure(self, tls: WireTls, timeout_s: float) -> None:
+        """Go on in TLS, as the side that was called; raises WireClosed, PERMISSION_DENIED for an unknown holder."""
+        plain = self.sock
+        assert isinstance(plain, socket.socket)  # noqa: S101 - done once, before anything is said
+        try:
+            self.take_over(tls.accept(plain, timeout_s))
+        except OSError as error:
+            raise WireClosed(
+                f"no TLS connection: {why_not(error)}", timed_out=isinstance(error, TimeoutError)
+            ) from error
+
+    def take_over(self, sock: TlsSocket) -> None:
+        """Go on with the TLS connection that was made of this wire's socket; raises PERMISSION_DENIED."""
+        self.sock = sock
+        sock.setblocking(False)
+        self.identity = identity_on(sock)
 
     def fileno(self) -> int:
         """Return the socket's descriptor, for poll."""
@@ -223,8 +245,9 @@ class Wire:
             if self._unsent:
                 return False
         count = self.send(frame)
-        if 0 < count < len(frame):
+        if 0 < count < len(frame) or (isinstance(self.sock, TlsSocket) and self.sock.is_committed):
             self._unsent = frame[count:]
+            return True
         return count > 0
 
     def wait_send(self, *parts: bytes | memoryview, timeout_s: float) -> None:
@@ -299,22 +322,35 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def connect(address: str, timeout_s: float) -> Wire:
-    """Connect to a datanode.
+def connect(address: str, timeout_s: float, tls: WireTls | None = None) -> Wire:
+    """Connect to a datanode; with ``tls`` it must prove that it is one.
 
     Raises INVALID_REQUEST for an illegal address, OVERLOADED without a descriptor, WireClosed if nobody answers.
     """
     host, port = split_address(address)
     try:
-        return Wire(socket.create_connection((host, port), timeout=timeout_s))
+        return _wire_to(host, port, timeout_s, tls)
     except TimeoutError as error:
         raise WireClosed(f"no connection to {address} within {timeout_s:g} s", timed_out=True) from error
-    except ValueError as error:  # an impossible host name
-        raise BlockError(stream_errors.INVALID_REQUEST, f"{address!r} is no address host:port") from error
     except OSError as error:
         if error.errno in NO_DESCRIPTOR:  # not the other datanode's fault: a client would leave it out
             raise BlockError(stream_errors.OVERLOADED, f"no connection to {address}: {error.strerror} here") from error
-        raise WireClosed(f"no connection to {address}: {error}") from error
+        raise WireClosed(f"no connection to {address}: {why_not(error)}") from error
+    except ValueError as error:  # an impossible host name; a certificate that is refused is an OSError, too
+        raise BlockError(stream_errors.INVALID_REQUEST, f"{address!r} is no address host:port") from error
+
+
+def _wire_to(host: str, port: int, timeout_s: float, tls: WireTls | None) -> Wire:
+    sock = socket.create_connection((host, port), timeout=timeout_s)
+    try:
+        wire = Wire(sock)
+        if tls is not None:
+            sock.settimeout(timeout_s)
+            wire.take_over(tls.dial(sock, host.strip("[]")))
+    except BaseException:
+        sock.close()
+        raise
+    return wire
 
 
 def read_record(frame: Frame, *types: type) -> Any:

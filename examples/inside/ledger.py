@@ -24,6 +24,7 @@ from replicated_db.shell.database import ReplicatedDatabase
 from replicated_db.shell.kafka.kafka_log import KafkaLog
 from replicated_db.shell.rocks import RocksStore
 from replicated_db.shell.startup import check_topics
+from schemas.kafka.client_settings import client_settings
 from schemas.topics import LOG_SETTINGS
 
 NODES = ("north", "south")
@@ -34,7 +35,7 @@ WAIT_S = 30.0
 @contextmanager
 def own_topic(brokers: str) -> Iterator[str]:
     """Make a log topic of one partition, with the settings that a log must have."""
-    admin = AdminClient({"bootstrap.servers": brokers, "log_level": 5})
+    admin = AdminClient(client_settings(brokers, {"log_level": 5}))
     topic = f"examples-ledger-{uuid.uuid4().hex[:8]}"
     admin.create_topics([NewTopic(topic, 1, config=dict(LOG_SETTINGS))])[topic].result(WAIT_S)
     try:

@@ -32,6 +32,10 @@ from schemas.result_codes import INVALID_REQUEST, NOT_LEADER, OVERLOADED
 
 MAX_DOOR_CONNECTIONS = 1000
 """Most direct connections of a node; more are answered with 503."""
+MAX_HELD_BYTES = 256 * 1024 * 1024
+"""Most bytes that a node holds for all direct connections together; the one with the most is ended to make room."""
+CROWDED_BYTES = MAX_HELD_BYTES // 2
+"""From here on each connection may have less unanswered."""
 LOOK_INTERVAL_S = 1.0
 """How often silent clients are looked for, while there are connections."""
 
@@ -57,6 +61,9 @@ class DirectDoor:
         self._intakes: dict[int, RequestIntake] = {}
         """The intakes of the shards that this node leads."""
         self._connections: set[DoorConnection] = set()
+        self._held: dict[DoorConnection, int] = {}
+        """What each connection was last heard to hold."""
+        self._held_bytes = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._told = self._leaders()
         self._looking: asyncio.TimerHandle | None = None
@@ -106,6 +113,7 @@ class DirectDoor:
 
         def lost(connection: DoorConnection) -> None:
             self._connections.discard(connection)
+            self._held_bytes -= self._held.pop(connection, 0)
             served.connection_lost(None)
             if not ended.done():
                 ended.set_result(None)
@@ -141,6 +149,29 @@ class DirectDoor:
             connection.close()
 
     # -- what a connection needs -----------------------------------------------------------------------------------
+
+    @property
+    def crowded(self) -> bool:
+        """Whether all connections together hold so much that each may have less unanswered."""
+        return self._held_bytes > CROWDED_BYTES
+
+    def held(self, connection: DoorConnection, held_bytes: int) -> None:
+        """Hear how many bytes a connection makes the node hold; end the greediest if it is too much for all."""
+        self._held_bytes += held_bytes - self._held.get(connection, 0)
+        self._held[connection] = held_bytes
+        if self._held_bytes > MAX_HELD_BYTES:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        # The kernel takes answers without a word: ask all before one is ended.
+        self._held = {one: one.held_bytes for one in self._connections}
+        self._held_bytes = sum(self._held.values())
+        if self._held_bytes <= MAX_HELD_BYTES:
+            return
+        greedy = max(self._held, key=lambda one: self._held[one])
+        what = f"the direct connections of {self.node} hold {self._held_bytes} bytes, more than {MAX_HELD_BYTES}"
+        self._held_bytes -= (most := self._held.pop(greedy))
+        greedy.make_room(f"{what}; this one holds most, {most}")
 
     def leaders_frame(self) -> bytes:
         """Return the frame that says who leads, as far as this node has read."""
@@ -184,14 +215,14 @@ class DirectDoor:
         connection.answer(shard, responses)
 
     def look_up(self, connection: DoorConnection, reads: Sequence[tuple[DoorRead, Told]]) -> None:
-        """Answer lookups, by the rights that the connection's token has now."""
+        """Answer lookups, by the rights that the connection's token has now, unless their client has gone."""
         token = connection.token
         reader = None if self._identities is None or token is None else self._identities.of_token(token)
         if isinstance(reader, Denied):
             for _, told in reads:
                 told(refused(reader.status, reader.message))
             return
-        self._lookups.ask(reads, reader)
+        self._lookups.ask(reads, reader, lambda: connection.is_gone)
 
 
 def _frame_of(leaders: DoorLeaders) -> bytes:

@@ -1,8 +1,9 @@
 """One direct connection on the node's side: asyncio calls it with bytes, leaders' threads with answers.
 
-What a peer may make the node hold is bounded: MAX_UNANSWERED requests of MAX_UNANSWERED_BYTES without an answer (then
-nothing more is read from the connection), MAX_UNSENT_BYTES of answers that the peer does not read (then the connection
-is ended), less than one frame that is not whole (then it is ended after HALF_FRAME_S).
+What a peer may make the node hold is bounded: MAX_UNANSWERED requests, or keys of lookups, of MAX_UNANSWERED_BYTES
+without an answer (then nothing more is read from the connection), MAX_UNSENT_BYTES of answers that the peer does not
+read (then the connection is ended), less than one frame that is not whole (then it is ended after HALF_FRAME_S). All
+connections together are bounded too (``held_bytes``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
-from om_processors.doors.door_lookups import Told
+from om_processors.doors.door_lookups import Told, refused, weight_of
 from schemas.access.credentials import TokenName
 from schemas.access.signatures import Seal, seal_of
 from schemas.codecs.codec import Undecodable, decode_as, encode
@@ -20,14 +21,23 @@ from schemas.codecs.envelopes import enveloped_responses, requests_in
 from schemas.door.frames import BadDoorFrame, DoorFrame, DoorFrames, DoorKind, door_frame, key_and_request
 from schemas.door.talk import DoorRole, DoorState, DoorTalk, error_frame
 from schemas.records.door import DoorRead, DoorRows
-from schemas.result_codes import INVALID_REQUEST
+from schemas.result_codes import INVALID_REQUEST, OVERLOADED
 
 MAX_UNANSWERED = 10_000
+"""Requests and keys of lookups."""
 MAX_UNANSWERED_BYTES = 16 * 1024 * 1024
 MAX_UNSENT_BYTES = 32 * 1024 * 1024
+CROWDED_UNANSWERED_BYTES = 1024 * 1024
+"""The same limit while all connections together hold much."""
+MAX_GATHERED_BYTES = 256 * 1024
+"""Frames that leave in one turn of the event loop gather up to here; beyond, they are written at once."""
 GREETING_S = 10.0
 """How long a peer may take to say HELLO."""
 HALF_FRAME_S = 30.0
+UNREAD_S = 60.0
+"""How long a peer may read nothing though answers wait for it."""
+LAST_WORDS_S = 10.0
+"""How long a connection that is being closed waits for its peer to read what was said."""
 
 
 class DoorHost(Protocol):
@@ -36,6 +46,10 @@ class DoorHost(Protocol):
     node: str
     cluster: str
     shards: int
+
+    @property
+    def crowded(self) -> bool:
+        """Whether all connections together hold so much that each may have less unanswered."""
 
     def submit(
         self, connection: DoorConnection, shard: int, requests: Sequence[bytes], key: bytes | None, seal: Seal | None
@@ -47,6 +61,9 @@ class DoorHost(Protocol):
 
     def leaders_frame(self) -> bytes:
         """Return who leads."""
+
+    def held(self, connection: DoorConnection, held_bytes: int) -> None:
+        """Hear how many bytes a connection makes the node hold."""
 
 
 class DoorConnection(asyncio.Protocol):
@@ -65,9 +82,13 @@ class DoorConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._unanswered, self._unanswered_bytes = 0, 0
         self._peer_reads = True
+        self._unread_since_s = self._closing_since_s = 0.0
         self._reads_on = True
         self._since_s = loop.time()
         """When the connection began, or the frame that is not whole."""
+        self._gathered: list[bytes] = []
+        """Frames that leave together, in the same turn of the event loop: each write is a call of the kernel."""
+        self._gathered_bytes = 0
 
     # -- asyncio ---------------------------------------------------------------------------------------------------
 
@@ -78,8 +99,9 @@ class DoorConnection(asyncio.Protocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._transport.write(self._talk.hello())
+        self._send(self._talk.hello())
         self.tell_leaders(self._host.leaders_frame())
+        self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Forget the connection: answers that come later are dropped."""
@@ -97,20 +119,24 @@ class DoorConnection(asyncio.Protocol):
             self.reject(str(error))
         if reads:
             self._host.look_up(self, reads)
+            self._flush()
         if not self._frames:
             self._since_s = 0.0
         elif not self._since_s:
             self._since_s = self._loop.time()
+        self._tell_held()
         self._keep_pace()
 
     def pause_writing(self) -> None:
         """Read nothing more while the client does not read."""
         self._peer_reads = False
+        self._unread_since_s = self._loop.time()
         self._keep_pace()
 
     def resume_writing(self) -> None:
         """Go on."""
         self._peer_reads = True
+        self._unread_since_s = 0.0
         self._keep_pace()
 
     # -- frames in -------------------------------------------------------------------------------------------------
@@ -127,9 +153,25 @@ class DoorConnection(asyncio.Protocol):
                     requests = requests_in(value)
                     self._submit(frame, requests, (seal.rest or None) if requests[-1:] == [value] else None, seal)
             case DoorKind.READ:
-                read = decode_as(DoorRead, frame.payload)
-                number = frame.number
-                reads.append((read, lambda rows: self._send_rows(number, rows)))
+                self._look_up(frame, decode_as(DoorRead, frame.payload), reads)
+
+    def _look_up(self, frame: DoorFrame, read: DoorRead, reads: list[tuple[DoorRead, Told]]) -> None:
+        """Have a lookup answered, unless too much came at once: reading stops only behind what has arrived."""
+        number, weight = frame.number, weight_of(read)
+        if self._unanswered > MAX_UNANSWERED:
+            what = f"{self._unanswered} keys and requests of this connection wait for answers"
+            self._send_rows(number, refused(OVERLOADED, what))
+            return
+        self._unanswered += weight
+        self._unanswered_bytes += len(frame.payload)
+
+        def told(rows: DoorRows) -> None:
+            self._count_down(weight)
+            self._send_rows(number, rows)
+            self._tell_held()
+            self._keep_pace()
+
+        reads.append((read, told))
 
     def _submit(self, frame: DoorFrame, requests: Sequence[bytes], key: bytes | None, seal: Seal | None = None) -> None:
         if frame.shard >= self._host.shards:
@@ -156,13 +198,18 @@ class DoorConnection(asyncio.Protocol):
             pass  # the loop is closed: the node stops, and the client asks another one
 
     def _answered(self, number: int, frames: bytes) -> None:
+        self._count_down(number)
+        self._send(frames)
+        self._flush()
+        self._tell_held()
+        self._keep_pace()
+
+    def _count_down(self, number: int) -> None:
         if self._unanswered > number:
             self._unanswered_bytes -= self._unanswered_bytes * number // self._unanswered
             self._unanswered -= number
         else:
             self._unanswered, self._unanswered_bytes = 0, 0
-        self._send(frames)
-        self._keep_pace()
 
     def _send_rows(self, number: int, rows: DoorRows) -> None:
         self._send(door_frame(DoorKind.ROWS, encode(rows), number=number))
@@ -172,25 +219,63 @@ class DoorConnection(asyncio.Protocol):
         self._send(frame)
 
     def _send(self, data: bytes) -> None:
-        transport = self._transport
+        """Send a frame with those that follow in this turn of the event loop, or with the next :meth:`_flush`."""
+        if not self._gathered:
+            self._loop.call_soon(self._flush)
+        self._gathered.append(data)
+        self._gathered_bytes += len(data)
+        if self._gathered_bytes > MAX_GATHERED_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        transport, gathered = self._transport, self._gathered
+        if not gathered:
+            return
+        self._gathered, self._gathered_bytes = [], 0
         if transport is None or transport.is_closing():
             return
-        transport.write(data)
+        transport.write(gathered[0] if len(gathered) == 1 else b"".join(gathered))
         if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             transport.abort()
 
-    def _end(self, message: str) -> None:
+    def _end(self, message: str, code: str = INVALID_REQUEST) -> None:
         self._talk.state = DoorState.FAILED
-        self._send(error_frame(INVALID_REQUEST, message, self._host.node))
+        self._send(error_frame(code, message, self._host.node))
         self.close()
+
+    def make_room(self, message: str) -> None:
+        """End the connection: it makes the node hold too much. What its peer does not read is given up."""
+        self._end(message, OVERLOADED)
+        if self._transport is not None and self._transport.get_write_buffer_size() > CROWDED_UNANSWERED_BYTES:
+            self._transport.abort()
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes the node holds for the peer: half a frame, what is unanswered, what the peer does not read."""
+        unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return len(self._frames) + self._unanswered_bytes + self._gathered_bytes + unsent
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing reaches the client any more."""
+        return self._transport is None or self._transport.is_closing()
+
+    def _tell_held(self) -> None:
+        if self._transport is not None:
+            self._host.held(self, self.held_bytes)
 
     def close(self) -> None:
         """Close the connection once what was said has been sent."""
+        self._flush()
+        self._closing_since_s = self._closing_since_s or self._loop.time()
         if self._transport is not None:
             self._transport.close()
 
     def look(self, now_s: float) -> None:
         """End the connection if its client keeps the node waiting; called about once a second."""
+        if self._is_unread(now_s) and self._transport is not None:
+            self._transport.abort()
+            return
         if not self._since_s:
             return
         late_s = now_s - self._since_s
@@ -199,12 +284,19 @@ class DoorConnection(asyncio.Protocol):
         elif self._reads_on and late_s > HALF_FRAME_S:
             self._end(f"half a frame for {HALF_FRAME_S:.0f} s")
 
+    def _is_unread(self, now_s: float) -> bool:
+        """Whether the peer has read nothing for too long: it cannot be told, either."""
+        if self._closing_since_s:
+            return now_s - self._closing_since_s > LAST_WORDS_S
+        return bool(self._unread_since_s) and now_s - self._unread_since_s > UNREAD_S
+
     def _keep_pace(self) -> None:
         """Read from the connection, or do not, as there is room."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        full = self._unanswered > MAX_UNANSWERED or self._unanswered_bytes > MAX_UNANSWERED_BYTES
+        most_bytes = CROWDED_UNANSWERED_BYTES if self._host.crowded else MAX_UNANSWERED_BYTES
+        full = self._unanswered > MAX_UNANSWERED or self._unanswered_bytes > most_bytes
         wanted = self._peer_reads and not full
         if wanted is self._reads_on:
             return

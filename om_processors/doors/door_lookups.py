@@ -1,4 +1,4 @@
-"""Lookups of keys by the direct door: many share one read index and one snapshot.
+"""Lookups and listings of keys by the direct door: many share one read index.
 
 Lookups that may be answered now are answered at once. The others wait for a *turn* of their shard: one wait, for a read
 index or for the highest index that their sessions name, answers all that had arrived when it began.
@@ -7,21 +7,22 @@ index or for the highest index that their sessions name, answers all that had ar
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from om_processors.errors import OMError
 from om_processors.namespace import tables
-from om_processors.namespace.access import Caller, require_on_key
+from om_processors.namespace.access import Caller, require_on_bucket, require_on_key
 from om_processors.namespace.context import ReadView
 from om_processors.namespace.names import check_bucket_name, check_key_name, check_volume_name
 from om_processors.serving.consistency import LINEARIZABLE, SESSION, STALE, Consistency, NotReadable
-from om_processors.snapshots.core.snapshot_paths import place_of
+from om_processors.snapshots.core.snapshot_paths import is_reserved
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import StoreFailure
-from schemas.access.acl import READ
+from schemas.access.acl import LIST, READ
 from schemas.codecs.codec import encode
-from schemas.column_families import BUCKET_TABLE, KEY_TABLE
+from schemas.column_families import BUCKET_TABLE, INLINE_TABLE, KEY_TABLE, PREFIX_TABLE, VOLUME_TABLE
 from schemas.door.frames import MAX_READ_KEYS
 from schemas.records.door import DoorRead, DoorRows
 from schemas.result_codes import INVALID_REQUEST, NOT_SUPPORTED_OPERATION, OK, OVERLOADED
@@ -29,8 +30,13 @@ from schemas.sharding import shard_of
 
 MAX_ROWS_BYTES = 4 * 1024 * 1024
 """Most bytes of rows, and of inline keys, in one answer: whoever asks for more is told to ask for fewer keys."""
+MAX_HELD_KEYS = 16
+"""Most keys of a lookup during which nothing is applied; a lookup of more takes a snapshot."""
+READ_FAMILIES = (VOLUME_TABLE, BUCKET_TABLE, KEY_TABLE, INLINE_TABLE, PREFIX_TABLE)
 MAX_WAITING = 20_000
 """Most lookups of a shard that wait."""
+AT_ONCE_KEYS = 1_000
+"""Most keys that are looked up without a pause, if they are of several lookups."""
 
 Told = Callable[[DoorRows], None]
 
@@ -40,6 +46,14 @@ class _Lookup:
     read: DoorRead
     told: Told
     reader: Caller | None
+    """Whose rights are judged; None: they are not."""
+    is_gone: Callable[[], bool]
+    """Whether nobody waits for the answer any more."""
+
+
+def weight_of(read: DoorRead) -> int:
+    """Return what a lookup or a listing counts for: its keys."""
+    return max(1, len(read.keys), read.limit)
 
 
 def refused(status: str, message: str) -> DoorRows:
@@ -48,9 +62,10 @@ def refused(status: str, message: str) -> DoorRows:
 
 
 def found_rows(view: ReadView, read: DoorRead, shard: int, index: int, reader: Caller | None = None) -> DoorRows:
-    """Look up keys in a consistent view of a shard whose last applied index is ``index``; pure.
+    """Look up or list keys in a consistent view of a shard whose last applied index is ``index``; pure.
 
-    A ``reader`` needs the right READ on each; None: rights are not judged.
+    A ``reader`` needs the right READ on each key that is looked up, and LIST on the bucket that is listed; None: rights
+    are not judged.
     """
     try:
         check_volume_name(read.volume)
@@ -60,10 +75,14 @@ def found_rows(view: ReadView, read: DoorRead, shard: int, index: int, reader: C
         if view.get(BUCKET_TABLE, tables.bucket_key(read.volume, read.bucket)) is None:
             tables.require_bucket(view, read.volume, read.bucket)
         if reader is not None:
+            if read.limit:
+                require_on_bucket(view, reader, read.volume, read.bucket, LIST)
             for key in read.keys:
                 require_on_key(view, reader, read.volume, read.bucket, key, READ)
     except OMError as error:
         return refused(error.status, error.message)
+    if read.limit:
+        return _listed(view, read, shard, index, reader)
     rows: list[bytes | None] = []
     data: list[bytes | None] = []
     size = 0
@@ -77,6 +96,23 @@ def found_rows(view: ReadView, read: DoorRead, shard: int, index: int, reader: C
         if size > MAX_ROWS_BYTES and len(rows) > 1:
             return refused(INVALID_REQUEST, f"the rows of {len(read.keys)} keys have over {MAX_ROWS_BYTES} bytes")
     return DoorRows(status=OK, message="", shard=shard, index=index, rows=rows, data=data)
+
+
+def _listed(view: ReadView, read: DoorRead, shard: int, index: int, reader: Caller | None) -> DoorRows:
+    """Return a page of a bucket's keys, as ``serving/queries`` does, with the rows as they are stored."""
+    base = tables.bucket_prefix(read.volume, read.bucket)
+    start = base + read.prefix.encode()
+    stop = tables.prefix_stop(start)
+    if read.start_after:
+        start = max(start, base + read.start_after.encode() + b"\x00")
+    rows: list[bytes | None] = []
+    size, more = 0, False
+    for _, value in view.iterate(KEY_TABLE, start, stop) if start < stop else ():
+        size += len(value)
+        if more := len(rows) == read.limit or (bool(rows) and size > MAX_ROWS_BYTES):
+            break
+        rows.append(value if reader is None else _without_acls(value))
+    return DoorRows(status=OK, message="", shard=shard, index=index, rows=rows, more=more)
 
 
 def _without_acls(row: bytes) -> bytes:
@@ -96,14 +132,23 @@ class DoorLookups:
         self._fatal = fatal
         self._waiting: dict[int, list[_Lookup]] = {shard: [] for shard in replicas}
         self._turns: dict[int, asyncio.Task[None]] = {}
+        self._slow: deque[tuple[int, _Lookup]] = deque()
+        """Lookups that may be answered, behind others with many keys."""
+        self._answering: asyncio.Task[None] | None = None
 
-    def ask(self, reads: Sequence[tuple[DoorRead, Told]], reader: Caller | None = None) -> None:
-        """Answer lookups of a ``reader`` that arrived together, each by its callback: now, or when its shard may be
-        read.
+    def ask(
+        self,
+        reads: Sequence[tuple[DoorRead, Told]],
+        reader: Caller | None = None,
+        is_gone: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Answer lookups of a ``reader`` that arrived together, each by its callback: now, or when its shard is ready.
+
+        Those that wait are dropped if ``is_gone`` says that their client has gone.
         """
         now: dict[int, list[_Lookup]] = {}
         for read, told in reads:
-            lookup = _Lookup(read, told, reader)
+            lookup = _Lookup(read, told, reader, is_gone)
             if (fault := self._fault_of(read)) is not None:
                 told(refused(INVALID_REQUEST, fault))
                 continue
@@ -116,19 +161,31 @@ class DoorLookups:
             else:
                 self._wait(shard, lookup)
         for shard, lookups in now.items():
-            self._answer(shard, lookups)
+            self._answer_soon(shard, lookups)
 
     @staticmethod
     def _fault_of(read: DoorRead) -> str | None:
         if read.consistency not in (LINEARIZABLE, SESSION, STALE):
             return f"consistency {read.consistency!r} is not linearizable, session or stale"
+        if read.limit:
+            return DoorLookups._fault_of_listing(read)
         if not 1 <= len(read.keys) <= MAX_READ_KEYS:
             return f"a lookup of {len(read.keys)} keys; 1 to {MAX_READ_KEYS} are taken"
+        if read.prefix or read.start_after:
+            return "a prefix or a start without a limit; a listing has one"
+        return None
+
+    @staticmethod
+    def _fault_of_listing(read: DoorRead) -> str | None:
+        if not 1 <= read.limit <= MAX_READ_KEYS:
+            return f"a listing of {read.limit} keys; 1 to {MAX_READ_KEYS} are given at a time"
+        if read.keys or read.with_bytes:
+            return "a listing that names keys or wants bytes; it gives rows alone"
         return None
 
     @staticmethod
     def _is_of_snapshot(read: DoorRead) -> bool:
-        return any(place_of(key) is not None for key in read.keys)
+        return is_reserved(read.prefix) or any(is_reserved(key) for key in read.keys)
 
     def _may_answer(self, shard: int, read: DoorRead) -> bool:
         if read.consistency == SESSION:
@@ -137,7 +194,7 @@ class DoorLookups:
 
     def _wait(self, shard: int, lookup: _Lookup) -> None:
         waiting = self._waiting[shard]
-        if len(waiting) >= MAX_WAITING:
+        if len(waiting) + len(self._slow) >= MAX_WAITING:
             lookup.told(refused(OVERLOADED, f"{MAX_WAITING} lookups of shard {shard} wait"))
             return
         waiting.append(lookup)
@@ -162,17 +219,48 @@ class DoorLookups:
             for one in lookups:
                 one.told(refused(error.code, str(error)))
             return
-        self._answer(shard, lookups)
+        self._answer_soon(shard, lookups)
+
+    def _answer_soon(self, shard: int, lookups: Sequence[_Lookup]) -> None:
+        """Answer lookups that may be answered: those with the fewest keys now, the others behind those that wait."""
+        at_once: list[_Lookup] = []
+        weight = 0
+        for one in sorted(lookups, key=lambda lookup: weight_of(lookup.read)):
+            weight += weight_of(one.read)
+            if weight <= AT_ONCE_KEYS:
+                at_once.append(one)
+            else:
+                self._slow.append((shard, one))
+        if at_once:
+            self._answer(shard, at_once)
+        if self._slow and self._answering is None:
+            self._answering = asyncio.get_running_loop().create_task(self._answer_slow())
+
+    async def _answer_slow(self) -> None:
+        try:
+            while self._slow:
+                shard, some = self._some_slow()
+                if wanted := [one for one in some if not one.is_gone()]:
+                    self._answer(shard, wanted)
+                    await asyncio.sleep(0)
+        finally:
+            self._answering = None
+
+    def _some_slow(self) -> tuple[int, Sequence[_Lookup]]:
+        """Take the next lookups of one shard, with at most AT_ONCE_KEYS keys together unless it is one lookup."""
+        shard, first = self._slow.popleft()
+        some, weight = [first], weight_of(first.read)
+        while self._slow and self._slow[0][0] == shard:
+            weight += weight_of(self._slow[0][1].read)
+            if weight > AT_ONCE_KEYS:
+                break
+            some.append(self._slow.popleft()[1])
+        return shard, some
 
     def _answer(self, shard: int, lookups: Sequence[_Lookup]) -> None:
-        replica = self._replicas[shard]
         try:
             self._consistency.refuse_flagged(shard)
-            index, rows = replica.moment()
-            try:
-                answers = [found_rows(rows, one.read, shard, index, one.reader) for one in lookups]
-            finally:
-                rows.close()
+            answers = [self._found(shard, one.read, one.reader) for one in lookups]
             self._consistency.refuse_flagged(shard)
         except NotReadable as error:
             answers = [refused(error.code, str(error))] * len(lookups)
@@ -182,7 +270,21 @@ class DoorLookups:
         for one, answer in zip(lookups, answers, strict=True):
             one.told(answer)
 
+    def _found(self, shard: int, read: DoorRead, reader: Caller | None) -> DoorRows:
+        """Look up keys: a few while the replica is held still, many in a snapshot, which takes longer to make."""
+        replica = self._replicas[shard]
+        if not read.limit and len(read.keys) <= MAX_HELD_KEYS:
+            with replica.held() as (index, held):
+                return found_rows(held, read, shard, index, reader)
+        index, rows = replica.moment(READ_FAMILIES)
+        try:
+            return found_rows(rows, read, shard, index, reader)
+        finally:
+            rows.close()
+
     def close(self) -> None:
         """End the turns; whoever waits gets no answer, as its connection ends."""
         for turn in self._turns.values():
             turn.cancel()
+        if self._answering is not None:
+            self._answering.cancel()

@@ -35,7 +35,12 @@ from schemas.conversation.conversation import (
 )
 from schemas.conversation.limits import UnreadableRecord
 from schemas.conversation.states import ConversationRole
+from schemas.security.certificates import ExpectedPeer, Role
+from schemas.security.tls import ProcessTls
+from schemas.security.tls_socket import TlsSocket
 from schemas.stream_errors import WRONG_CLUSTER
+
+Connected = socket.socket | TlsSocket
 
 CONNECT_TIMEOUT_S = 3.0
 HELLO_TIMEOUT_S = 5.0
@@ -62,17 +67,18 @@ class DatanodeFailed(Exception):
 
 def ask(
     address: str, request: Any, *, own: str, cluster: str, datanode: str = "", timeout_s: float = ANSWER_TIMEOUT_S,
-    hello_timeout_s: float = HELLO_TIMEOUT_S, opened: Callable[[socket.socket], None] = lambda _: None,
+    hello_timeout_s: float = HELLO_TIMEOUT_S, opened: Callable[[Connected], None] = lambda _: None,
+    tls: ProcessTls | None = None,
 ) -> Any:  # fmt: skip
     """Send a request to the datanode at ``address`` (host:port) and return its answer; raises DatanodeFailed.
 
     ``datanode`` is the name that the datanode must have; empty: any. ``opened`` is called with the socket; shutting the
-    socket down makes the request fail.
+    socket down makes the request fail. With ``tls`` the datanode must prove its name.
     """
     host, _, port = address.rpartition(":")
     talk = Conversation(ConversationRole.CLIENT, own_hello(own, cluster), datanode=datanode, cluster_needed=True)
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S) as wire:
+        with _connect(host.strip("[]"), int(port), datanode, tls) as wire:
             opened(wire)
             wire.settimeout(hello_timeout_s)
             wire.sendall(talk.hello())
@@ -90,7 +96,19 @@ def ask(
     return answer.record
 
 
-def _hear(wire: socket.socket, talk: Conversation, timeout_s: float) -> Event:
+def _connect(host: str, port: int, datanode: str, tls: ProcessTls | None) -> Connected:
+    sock = socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S)
+    if tls is None:
+        return sock
+    try:
+        meant = ExpectedPeer(roles=frozenset({Role.DATANODE}), name=datanode or None)
+        return TlsSocket(tls.client(meant, framed=True).wrap_socket(sock, server_hostname=host))
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _hear(wire: Connected, talk: Conversation, timeout_s: float) -> Event:
     """Return the datanode's next event, whole, within ``timeout_s``; raises DatanodeFailed for an ERROR."""
     deadline_s = time.monotonic() + timeout_s
     while (event := talk.next_event()) is None:
@@ -115,13 +133,14 @@ class _Errand:
         self.address = address
         self.long = long
         self.ended = False
-        self.wire: socket.socket | None = None
+        self.wire: Connected | None = None
 
 
 class Courier:
     """Asks datanodes on threads of its own; for many threads."""
 
-    def __init__(self, *, own: str, cluster: str, log: Callable[[str], None]) -> None:
+    def __init__(self, *, own: str, cluster: str, log: Callable[[str], None], tls: ProcessTls | None = None) -> None:
+        self._tls = tls
         self._own = own
         self._cluster = cluster
         self._log = log
@@ -174,7 +193,7 @@ class Courier:
         self, key: Hashable, errand: _Errand, request: Any, datanode: str, timeout_s: float,
         done: Callable[[Any], None] | None,
     ) -> None:  # fmt: skip
-        def opened(wire: socket.socket) -> None:
+        def opened(wire: Connected) -> None:
             with self._lock:
                 errand.wire = wire
                 if errand.ended:
@@ -183,7 +202,7 @@ class Courier:
         try:
             answer = ask(
                 errand.address, request, own=self._own, cluster=self._cluster, datanode=datanode, timeout_s=timeout_s,
-                opened=opened,
+                opened=opened, tls=self._tls,
             )  # fmt: skip
         except DatanodeFailed as error:
             why = "given up" if errand.ended else str(error)
@@ -218,7 +237,7 @@ class Courier:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _shut(wire: socket.socket | None) -> None:
+def _shut(wire: Connected | None) -> None:
     if wire is not None:
         with suppress(OSError):  # it has ended by itself
             wire.shutdown(socket.SHUT_RDWR)

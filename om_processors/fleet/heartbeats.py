@@ -4,7 +4,7 @@ Rules:
     - Partitions are assigned without a group: each node hears everything. Reading begins one time-out back, so that a
       node that starts has a picture at once. The age of a heartbeat is the broker's timestamp against this machine's
       clock, cut to 0..time-out.
-    - The picture is made anew at most each REFRESH_MS, from the heartbeats and shard 0's rows as they are applied here.
+    - The picture is made anew at most each REFRESH_MS, and without news each QUIET_REFRESH_MS, from the heartbeats and shard 0's rows as they are applied here.
       Leaders use the latest picture: they read one attribute, and never wait.
     - Nothing here decides. An old or wrong picture costs a client a retry, or a loop a turn.
 """
@@ -32,7 +32,11 @@ from schemas.records.datanode import Heartbeat
 from schemas.topics import DN_HEARTBEATS, SILENT_BROKER_MS
 
 REFRESH_MS = 200
-POLL_S = 0.1
+QUIET_REFRESH_MS = 1_000
+"""How old the picture may get while nothing is heard and no row changes: datanodes grow old in it."""
+POLL_S = 0.2
+FETCH_WAIT_MS = 500
+"""How long a broker may hold a question for heartbeats while there are none."""
 MAX_MESSAGES = 500
 RETRY_S = 1.0
 NOTHING = Allocation(pipelines=(), closed_containers=frozenset(), generations={})
@@ -96,20 +100,23 @@ class FleetView(Background):
                 self._stop.wait(RETRY_S)
 
     def _listen(self) -> None:
-        consumer = Consumer(consumer_settings(self._config.bootstrap_servers, **{"auto.offset.reset": "latest"}))
+        options = {"auto.offset.reset": "latest", "fetch.wait.max.ms": FETCH_WAIT_MS}
+        consumer = Consumer(consumer_settings(self._config.bootstrap_servers, **options))
         try:
             self._assign(consumer)
-            refreshed_ms = -REFRESH_MS
             heard_ms = now_ms = self._clock.elapsed_ms()
+            refreshed_ms, seen_index = now_ms - max(REFRESH_MS, QUIET_REFRESH_MS), -1
             # A silent broker may be cut off from the others (replicated_db/shell/kafka/fresh_consumer.py).
             while not self._stop.is_set() and now_ms - heard_ms < SILENT_BROKER_MS:
                 now_ms = self._clock.elapsed_ms()
                 for message in consumer.consume(MAX_MESSAGES, POLL_S):
                     self._hear(message)
                     heard_ms = now_ms
-                if now_ms - refreshed_ms >= REFRESH_MS:
+                index = self._replica.position.index
+                has_news = heard_ms > refreshed_ms or index != seen_index
+                if now_ms - refreshed_ms >= (REFRESH_MS if has_news else QUIET_REFRESH_MS):
                     self.refresh()
-                    refreshed_ms = now_ms
+                    refreshed_ms, seen_index = now_ms, index
         finally:
             consumer.close()
 

@@ -36,7 +36,7 @@ class LeaderDuties:
             config.bootstrap_servers, node=config.node, shards=config.shards, clock=clock, ids=ids, log=note,
             secret=config.secret,
         )  # fmt: skip
-        self._courier = Courier(own=config.node, cluster=config.cluster, log=note)
+        self._courier = Courier(own=config.node, cluster=config.cluster, log=note, tls=config.tls)
         threshold_ms = config.open_key_expire_threshold_ms
         self.trimming = om_log_trimming(config, topic_id, loops, self._proposer, clock, holds)
         self._background: list[Background] = [

@@ -18,6 +18,8 @@ from replicated_db.core.ports import Clock
 from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.trimming.log_trimmer import Holds, LogTrimmer, no_holds
 from replicated_db.shell.trimming.log_trimming import LogTrimming
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from schemas.leader_names import node_and_address
 from schemas.records.messages import OWN_DIGESTS, LogDigestBase
 from schemas.topics import LEADER_GROUP, OM_LOG
@@ -32,7 +34,7 @@ def om_log_trimming(
 ) -> LogTrimming:  # fmt: skip
     """Return the trimming of the shards that a node leads."""
     trimmer = LogTrimmer(
-        config.bootstrap_servers, OM_LOG, OM_LOG, cluster=config.cluster, topic_id=topic_id, secret=config.secret,
+        config.bootstrap_servers, OM_LOG, OM_LOG, cluster=config.cluster, topic_id=topic_id, secret=config.secret, tls=config.tls,
         clock=clock,
     )  # fmt: skip
     return LogTrimming(trimmer, loops, partial(_propose, proposer), partial(_addresses, config), holds)
@@ -49,9 +51,9 @@ def _addresses(config: NodeConfig, _shard: int) -> Mapping[str, str]:
     return {**_group_addresses(config.bootstrap_servers), **dict(config.node_addresses)}
 
 
-def _group_addresses(bootstrap_servers: str) -> dict[str, str]:
+def _group_addresses(bootstrap_servers: Brokers) -> dict[str, str]:
     """Return the addresses of the nodes in the leaders' group; none if the brokers do not tell."""
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    admin = AdminClient(client_settings(bootstrap_servers, {"log_level": 0}))
     try:
         asked = admin.describe_consumer_groups([LEADER_GROUP], request_timeout=GROUP_TIMEOUT_S)
         members = asked[LEADER_GROUP].result(GROUP_TIMEOUT_S + 1).members

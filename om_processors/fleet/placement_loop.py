@@ -33,6 +33,7 @@ from replicated_db.core.ports import Clock
 from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.logs import Note
 from replicated_db.shell.process import Background
+from schemas.kafka.client_settings import client_settings
 from schemas.records.datanode import CloseContainer, ClosePipeline, FetchContainer, OpenPipeline, PipelineRow
 from schemas.records.messages import CreatePipeline
 from schemas.sharding import MAX_PIPELINES, SYSTEM_SHARD
@@ -269,7 +270,7 @@ class PlacementLoop(Background):
         whether it is there.
         """
         try:
-            admin = AdminClient({"bootstrap.servers": self._config.bootstrap_servers, "log_level": 0})
+            admin = AdminClient(client_settings(self._config.bootstrap_servers, {"log_level": 0}))
             topics = admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
             there = {name: len(topics[name].partitions) for name in (DN_AUDIT, DN_LOG)}
             self._there = range(min(there.values()))

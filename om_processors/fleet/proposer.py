@@ -15,6 +15,8 @@ from confluent_kafka import Producer
 from replicated_db.core.ports import Clock, Ids
 from schemas.codecs.codec import encode_at
 from schemas.features import level_of_command
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import Request, RequestBody, shard_of_request
 from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, SILENT_BROKER_MS
@@ -27,15 +29,15 @@ class Proposer:
     """Sends the requests of one node's loops. For many threads."""
 
     def __init__(
-        self, bootstrap_servers: str, *, node: str, shards: int, clock: Clock, ids: Ids, log: Callable[[str], None],
+        self, bootstrap_servers: Brokers, *, node: str, shards: int, clock: Clock, ids: Ids, log: Callable[[str], None],
         secret: ClusterSecret,
     ) -> None:  # fmt: skip
         self._producer = Producer(
-            {
-                "bootstrap.servers": bootstrap_servers, "linger.ms": 0, "message.max.bytes": MAX_MESSAGE_BYTES,
+            client_settings(bootstrap_servers, {
+                "linger.ms": 0, "message.max.bytes": MAX_MESSAGE_BYTES,
                 "message.timeout.ms": REPEAT_MS, "allow.auto.create.topics": False, "log_level": 0,
                 "socket.timeout.ms": SILENT_BROKER_MS,
-            }
+            })
         )  # fmt: skip
         self._client_id = ids.nonce()
         self._numbers = itertools.count(1)

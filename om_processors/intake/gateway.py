@@ -38,12 +38,14 @@ class Received:
     ``position`` is set if a reader may resume behind the record once it has read this request. ``key`` is the record's,
     or came with the direct request: a privileged request's proof (``schemas.privilege``), or where its trace is
     (``schemas.trace_context``). Requests of an envelope have none. The requests of a signed record share its ``seal``.
+    ``reply_topic`` is the one of the sender's user of the brokers, if the record names one.
     """
 
     offset: int
     value: bytes
     position: RequestPosition | None = None
     key: bytes | None = None
+    reply_topic: str | None = None
     way: AnswerWay | None = None
     seal: Seal | None = None
 
@@ -118,7 +120,9 @@ class Gateway:
             first_sent_at_ms=request.first_sent_at_ms,
             request_type=type(request.body).__name__,
             body=request,
-            reply_to=request.reply_partition,
+            reply_to=request.reply_partition
+            if received.reply_topic is None
+            else (received.reply_topic, request.reply_partition),
             position=received.position,
             begins_batch=isinstance(request.body, BATCH_BEGINNERS),
             when_prepared=isinstance(request.body, SHARD_COMMANDS),

@@ -1,22 +1,23 @@
-"""What a leader executes next: the requests of ``om.requests`` and those of the direct door, in one queue.
+"""What a leader executes next: the requests of ``om.requests`` and those of the direct door, in turns.
 
-Both doors put requests into the queue, on threads of their own (``request_reader``, ``doors``). The leader's thread
-takes them out, and immediate refusals are sorted out on the way. Answers go back the way the call came.
+Both doors put requests into a queue, on threads of their own (``request_reader``, ``doors``). The leader's thread sorts
+them into lanes, which take turns (``lanes``), and immediate refusals are sorted out on the way. Answers go back the way
+the call came.
 
-When more requests wait than the limit allows, the intake refuses the surplus (``backlog``).
+When more requests wait than the limit allows, the intake refuses the surplus (``backlog``), of the longest lane.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from om_processors.execution.service import refusal_response
 from om_processors.intake.core.backlog import Backlog
+from om_processors.intake.core.lanes import Lanes
 from om_processors.intake.direct_calls import DirectCalls
 from om_processors.intake.gateway import Gateway, Received
 from om_processors.intake.outbox import KafkaOutbox
@@ -25,6 +26,7 @@ from om_processors.leading.core.preparation import RETRY_AFTER_MS
 from replicated_db.core.leading.leader import Proposal, Reply
 from replicated_db.core.ports import Clock
 from schemas.codecs.codec import Undecodable
+from schemas.kafka.connection import Brokers
 from schemas.records.log import RequestPosition
 from schemas.records.messages import CreateSnapshot, Rejected
 from schemas.result_codes import OVERLOADED, with_retry_after
@@ -41,7 +43,7 @@ class RequestIntake:
     """
 
     def __init__(
-        self, *, bootstrap_servers: str, shard: int, gateway: Gateway, outbox: KafkaOutbox, clock: Clock,
+        self, *, bootstrap_servers: Brokers, shard: int, gateway: Gateway, outbox: KafkaOutbox, clock: Clock,
         hint: RequestPosition | None, log: Callable[[str], None], backlog: Backlog,
         beat: Callable[[float], None] = lambda _: None, may_take_snapshot: Callable[[], bool] = lambda: True,
         on_close: Callable[[], None] = lambda: None, spans: LeaderSpans | None = None,
@@ -62,7 +64,7 @@ class RequestIntake:
         self._log = log
         self._backlog = backlog
         self._arrived: queue.SimpleQueue[Sequence[Received] | BaseException | None] = queue.SimpleQueue()
-        self._left_over: deque[Received] = deque()
+        self._lanes = Lanes[Received]()
         self._put, self._taken = 0, 0
         """Requests that ever came by the direct door, and those of them that were taken from the queue."""
         self._read_taken = 0
@@ -98,21 +100,21 @@ class RequestIntake:
 
         Raises what ended the thread that reads: LogUnavailable.
         """
-        left_over = self._left_over
-        self._gather(limit, 0 if left_over else wait_s)
-        if not left_over:
+        lanes = self._lanes
+        self._gather(0 if lanes else wait_s)
+        if not lanes:
             return ()
         now_ms = self._clock.wall_ms()
         proposals: list[Proposal] = []
-        while left_over and len(proposals) < limit:
-            key = left_over[0].key
-            admitted = self._admit(now_ms)
+        while lanes and len(proposals) < limit:
+            received = lanes.take()
+            admitted = self._admit(received, now_ms)
             if isinstance(admitted, Proposal) and self._is_early(admitted):
                 self._outbox.reply([self._later(admitted)])
             elif isinstance(admitted, Proposal):
                 proposals.append(admitted)
-                if self._spans is not None and key is not None:
-                    self._spans.begin(admitted, key)
+                if self._spans is not None and received.key is not None:
+                    self._spans.begin(admitted, received.key)
             elif isinstance(admitted, Reply):
                 self._outbox.reply([admitted])
         self._backlog.on_taken(len(proposals), now_ms)
@@ -121,23 +123,22 @@ class RequestIntake:
             self._refuse(surplus, queued, now_ms)
         return proposals
 
-    def _gather(self, wanted: int, wait_s: float) -> None:
-        """Move what has arrived to the left-over until there are ``wanted`` requests; wait for the first."""
+    def _gather(self, wait_s: float) -> None:
+        """Sort what has arrived into the lanes; wait for the first. Each way bounds what it brings."""
         with suppress(queue.Empty):
             if wait_s:
                 self._keep(self._arrived.get(timeout=wait_s))
-            while len(self._left_over) < wanted:
+            while True:
                 self._keep(self._arrived.get_nowait())
 
     def _keep(self, arrived: Sequence[Received] | BaseException | None) -> None:
         if isinstance(arrived, BaseException):
             raise arrived
         if arrived is not None:
-            self._left_over.extend(arrived)
+            self._lanes.extend(arrived)
 
-    def _admit(self, now_ms: int) -> Proposal | Reply | None:
-        """Take the next request; None if it was rejected."""
-        received = self._left_over.popleft()
+    def _admit(self, received: Received, now_ms: int) -> Proposal | Reply | None:
+        """Judge a request that was taken; None if it was rejected."""
         admitted = self._gateway.admit(received, now_ms)
         way = received.way
         if way is None:
@@ -173,13 +174,13 @@ class RequestIntake:
 
     def _refuse(self, number: int, queued: int, now_ms: int) -> None:
         """Answer the next requests with OVERLOADED."""
-        self._gather(number, 0)
+        self._gather(0)
         what = f"{queued} requests wait for the leader of shard {self._shard}, more than {self._backlog.max_queued}"
         message = with_retry_after(what, self._backlog.retry_after_ms(queued))
         replies: list[Reply] = []
-        while self._left_over and number > 0:
+        while self._lanes and number > 0:
             number -= 1
-            admitted = self._admit(now_ms)
+            admitted = self._admit(self._lanes.take_surplus(), now_ms)
             if isinstance(admitted, Proposal):
                 response = refusal_response(admitted.body, self._shard, OVERLOADED, message)
                 replies.append(Reply(proposal=admitted, response=response))
@@ -207,9 +208,9 @@ class RequestIntake:
             while True:
                 arrived = self._arrived.get_nowait()
                 if arrived is not None and not isinstance(arrived, BaseException):
-                    self._left_over.extend(arrived)
+                    self._lanes.extend(arrived)
         now_ms = self._clock.wall_ms()
-        self._left_over = deque(received for received in self._left_over if received.way is not None)
-        while self._left_over:
-            self._admit(now_ms)
+        self._lanes.keep_direct()
+        while self._lanes:
+            self._admit(self._lanes.take(), now_ms)
         self._direct.end(message)

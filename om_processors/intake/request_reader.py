@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from xxhash import xxh3_128_digest
@@ -23,8 +24,9 @@ from replicated_db.shell.kafka.kafka_log import REQUEST_TIMEOUT_S, consumer_sett
 from schemas.access.signatures import seal_of
 from schemas.codecs.codec import Undecodable
 from schemas.codecs.envelopes import requests_in
+from schemas.kafka.connection import Brokers
 from schemas.records.log import RequestPosition
-from schemas.topics import OM_REQUESTS
+from schemas.topics import OM_REQUESTS, REPLY_TO, is_responses_topic
 
 RESUME_BACK_MS = 10 * 60 * 1000
 """How far back reading resumes when the hint cannot be trusted; older requests have expired."""
@@ -37,10 +39,25 @@ position.
 READ_AHEAD_REQUESTS = 1000
 """Requests that are read and that the leader has not taken yet; the thread reads on when there are fewer."""
 
-POLL_S = 0.1
+POLL_S = 0.5
 """How long one question for records lasts; bounds how long the thread goes on after it was told to end."""
 
+FETCH_WAIT_MS = 500
+"""How long a broker may hold a question for records while there are none; the first record is answered at once."""
+
 Arrived = Callable[[Sequence[Received]], None]
+
+
+def reply_topic(message: Message) -> str | None:
+    """Return the topic of responses that a record names; None = the one that all share.
+
+    A name that no such topic may have counts as none: nobody makes a leader write anywhere else.
+    """
+    headers: Any = message.headers()
+    for name, value in headers or ():
+        if name == REPLY_TO and isinstance(value, bytes) and is_responses_topic(found := value.decode("latin-1")):
+            return found
+    return None
 
 
 class RequestReader:
@@ -52,7 +69,7 @@ class RequestReader:
     """
 
     def __init__(
-        self, *, bootstrap_servers: str, shard: int, clock: Clock, hint: RequestPosition | None,
+        self, *, bootstrap_servers: Brokers, shard: int, clock: Clock, hint: RequestPosition | None,
         log: Callable[[str], None], arrived: Arrived, unreadable: Callable[[Received, Undecodable], None],
         failed: Callable[[BaseException], None], beat: Callable[[float], None],
     ) -> None:  # fmt: skip
@@ -63,11 +80,13 @@ class RequestReader:
         self._arrived = arrived
         self._unreadable = unreadable
         self._failed = failed
-        self._reader = FreshConsumer(consumer_settings(bootstrap_servers))
+        self._reader = FreshConsumer(consumer_settings(bootstrap_servers, **{"fetch.wait.max.ms": FETCH_WAIT_MS}))
         self._record_size = RecordSize()
         self._next_offset = 0
         self._end = 0
         self._out_of_range = 0
+        self._placed_at: int | None = None
+        """The offset that the consumer reads next, if that is certain."""
         self._passed_on = 0
         self._taken = 0
         self._stop = False
@@ -154,9 +173,10 @@ class RequestReader:
         self._record_size.on_record(len(requests))
         if not requests:
             return
+        place = reply_topic(message)
         key = message.key()
         seal = seal_of(key, value)
-        found.extend(Received(offset=offset, value=request, seal=seal) for request in requests[:-1])
+        found.extend(Received(offset=offset, value=one, reply_topic=place, seal=seal) for one in requests[:-1])
         position = RequestPosition(
             offset=offset + 1,
             leader_epoch=-1 if leader_epoch is None else leader_epoch,
@@ -165,7 +185,9 @@ class RequestReader:
         # A key speaks for a request that is a record of its own; a signature, for all that its record holds.
         alone = requests[-1] is value
         own = (key if seal is None else seal.rest or None) if alone else None
-        found.append(Received(offset=offset, value=requests[-1], position=position, key=own, seal=seal))
+        found.append(
+            Received(offset=offset, value=requests[-1], position=position, key=own, reply_topic=place, seal=seal)
+        )
 
     # -- where to read ---------------------------------------------------------------------------------------------
 
@@ -190,12 +212,15 @@ class RequestReader:
         if hint is None or offset != hint.offset:
             self._log(f"resume {OM_REQUESTS}/{self._shard} at {offset} (hint: {hint.offset if hint else 'none'})")
         self._next_offset = offset
-        self._reader.assign(self._where(offset))
+        if self._placed_at != offset:  # a broker would answer a new question only after the last one, FETCH_WAIT_MS
+            self._reader.assign(self._where(offset))
+        self._placed_at = None
 
     def _value_at(self, offset: int) -> bytes | None:
         self._reader.assign(self._where(offset))
         for message in self._reader.consume(1, REQUEST_TIMEOUT_S):
             if message.error() is None:
+                self._placed_at = offset + 1
                 return message.value() or b""
         return None
 

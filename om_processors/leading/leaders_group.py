@@ -21,6 +21,7 @@ from om_processors.leading.core.leadership_events import (
     ShardsLost,
     ShardsRevoked,
 )
+from schemas.kafka.client_settings import client_settings
 from schemas.leader_names import member_name
 from schemas.topics import LEADER_GROUP, OM_REQUESTS, SILENT_BROKER_MS
 
@@ -32,21 +33,23 @@ STATISTICS_MS = 2_000
 def consumer_settings(config: NodeConfig, group: str) -> dict[str, Any]:
     """Return librdkafka's settings for a consumer of this node in ``group``."""
     timeout_ms = config.session_timeout_ms
-    return {
-        "bootstrap.servers": config.bootstrap_servers,
-        "group.id": group,
-        "client.id": member_name(config.node, config.address),
-        "partition.assignment.strategy": "cooperative-sticky",
-        "session.timeout.ms": timeout_ms,
-        "heartbeat.interval.ms": max(timeout_ms // 5, 100),
-        "enable.auto.commit": False,
-        "auto.offset.reset": "error",
-        # as every reader does (kafka_log): the log's end is behind its last record
-        "isolation.level": "read_uncommitted",
-        "topic.metadata.refresh.interval.ms": 10_000,
-        "reconnect.backoff.max.ms": 1000,
-        "socket.timeout.ms": SILENT_BROKER_MS,
-    }
+    return client_settings(
+        config.bootstrap_servers,
+        {
+            "group.id": group,
+            "client.id": member_name(config.node, config.address),
+            "partition.assignment.strategy": "cooperative-sticky",
+            "session.timeout.ms": timeout_ms,
+            "heartbeat.interval.ms": max(timeout_ms // 5, 100),
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            # as every reader does (kafka_log): the log's end is behind its last record
+            "isolation.level": "read_uncommitted",
+            "topic.metadata.refresh.interval.ms": 10_000,
+            "reconnect.backoff.max.ms": 1000,
+            "socket.timeout.ms": SILENT_BROKER_MS,
+        },
+    )
 
 
 class LeadersGroup:

@@ -131,7 +131,7 @@ class Leadership:
                     patience=self._patience[shard], leaderless=lambda: shard in self._signs.ends.leaderless,
                 )  # fmt: skip
             case events.EndThread(thread=number):
-                self._threads[number].stop.set()
+                self._threads[number].end()
             case events.JoinGroup():
                 self._member_wanted.set()
             case events.LeaveGroup():

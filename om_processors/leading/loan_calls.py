@@ -10,6 +10,8 @@ from om_processors.config import NodeConfig
 from om_processors.errors import OMError
 from om_processors.leading.core.lending import LEND_TIMEOUT_S, Answer, Loan
 from schemas.result_codes import INVALID_REQUEST
+from schemas.security.certificates import AN_OM
+from schemas.security.tls import scheme_of, verify_of
 
 ASK_TIMEOUT_S = 2.0
 """How long another node may take to answer."""
@@ -23,12 +25,13 @@ class LoanCalls:
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
-        self._http = httpx.Client(timeout=ASK_TIMEOUT_S, trust_env=False)
+        self._scheme = scheme_of(config.tls)
+        self._http = httpx.Client(timeout=ASK_TIMEOUT_S, trust_env=False, verify=verify_of(config.tls, AN_OM))
 
     def check_fitness(self, shard: int, node: str, address: str) -> None:
         """Raise OMError if ``node`` will not lead, so that the owner finds out before it steps down."""
         try:
-            url = f"http://{address}/v1/shards/{shard}/fitness"
+            url = f"{self._scheme}://{address}/v1/shards/{shard}/fitness"
             found = self._http.get(url, auth=self._config.secret.sign).json()
         except (httpx.HTTPError, ValueError) as error:
             raise OMError(INVALID_REQUEST, f"{node} does not answer at {address}: {error!r}") from error
@@ -64,7 +67,7 @@ class LoanCalls:
 
     def _post(self, address: str, shard: int, what: str, timeout_s: float) -> dict[str, Any]:
         answer = self._http.post(
-            f"http://{address}/v1/shards/{shard}/{what}",
+            f"{self._scheme}://{address}/v1/shards/{shard}/{what}",
             params={"owner": self._config.node}, timeout=timeout_s, auth=self._config.secret.sign,
         )  # fmt: skip
         found: dict[str, Any] = answer.json()

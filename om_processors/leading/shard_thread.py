@@ -68,6 +68,11 @@ class ShardThread:
         """Whether the thread has not ended yet."""
         return self.thread.is_alive()
 
+    def end(self) -> None:
+        """Have it drain and end. Does not wait for it."""
+        self.stop.set()
+        self._loop.wake()
+
     def _run(self) -> None:
         why = ThreadEnd.TOLD
         try:

@@ -28,10 +28,13 @@ from om_processors.serving.http_api import Answer, answered
 from om_processors.serving.views import Json
 from replicated_db.core.applying.replica import Replica
 from schemas.access.acl import BUCKET, KEY, READ_ACL, VOLUME, acl_text
+from schemas.column_families import BUCKET_TABLE, IDENTITY_TABLE, KEY_TABLE, PREFIX_TABLE, VOLUME_TABLE
 from schemas.records.identity import TokenRow, UserRow
 from schemas.records.rows import Acl
 from schemas.result_codes import INVALID_REQUEST, KEY_NOT_FOUND, PERMISSION_DENIED
 from schemas.sharding import SYSTEM_SHARD, shard_of
+
+READ_FAMILIES = (VOLUME_TABLE, BUCKET_TABLE, KEY_TABLE, PREFIX_TABLE, IDENTITY_TABLE)
 
 
 class AccessApi:
@@ -84,7 +87,7 @@ class AccessApi:
         if consistency not in (LINEARIZABLE, SESSION, STALE):
             raise OMError(INVALID_REQUEST, f"consistency {consistency!r} is not linearizable, session or stale")
         await self._consistency.ready(shard, consistency, parse_session(query.get("session", "")))
-        index, rows = self._replicas[shard].moment()
+        index, rows = self._replicas[shard].moment(READ_FAMILIES)
         try:
             self._consistency.refuse_flagged(shard)
             return 200, {**ask(rows), "positions": {str(shard): index}}

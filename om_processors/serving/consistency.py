@@ -22,6 +22,8 @@ from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.read_index import NotLeading
 from schemas.privilege import AUTHORIZATION
 from schemas.result_codes import INVALID_REQUEST
+from schemas.security.certificates import AN_OM
+from schemas.security.tls import scheme_of
 
 LINEARIZABLE, SESSION, STALE = "linearizable", "session", "stale"
 READ_DEADLINE_S = 5.0
@@ -63,6 +65,8 @@ class Consistency:
         self._loops = loops
         self._fatal = fatal
         self._http: aiohttp.ClientSession | None = None
+        self.hurry: Callable[[], None] = lambda: None
+        """Called when a reader waits for a record of a log that another node leads."""
 
     async def ready(self, shard: int, consistency: str, session: Mapping[int, int]) -> None:
         """Return when the shard may be read; raises NotReadable after READ_DEADLINE_S, or if the replica is flagged."""
@@ -70,8 +74,12 @@ class Consistency:
         self.refuse_flagged(shard)
         deadline = time.monotonic() + READ_DEADLINE_S
         if consistency == SESSION:
+            if replica.position.index < session.get(shard, 0):
+                self.hurry()
             await self._until(lambda: replica.position.index >= session.get(shard, 0), deadline, shard)
         elif consistency == LINEARIZABLE:
+            if not self._loops[shard].leading:
+                self.hurry()
             offset, record_hash = await self._read_index(shard, deadline)
             await self._until(lambda: replica.read_offset >= offset, deadline, shard)
             self._verify(replica, offset, record_hash)
@@ -110,14 +118,14 @@ class Consistency:
         if not position.address or position.leader == self._config.node:
             raise NotReadable("NO_LEADER", f"shard {shard} has no leader")
         if self._http is None:
-            self._http = aiohttp.ClientSession()
+            self._http = self._session()
         target = f"/v1/shards/{shard}/read-index"
         proof = self._config.secret.authorization("POST", position.address, target)
         headers = {"Host": position.address, AUTHORIZATION: proof}
         timeout = aiohttp.ClientTimeout(total=max(0.05, min(1.0, deadline - time.monotonic())))
         try:
             async with self._http.post(
-                f"http://{position.address}{target}", headers=headers, timeout=timeout
+                f"{scheme_of(self._config.tls)}://{position.address}{target}", headers=headers, timeout=timeout
             ) as answer:
                 body = await answer.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
@@ -125,6 +133,10 @@ class Consistency:
         if answer.status != 200:
             raise NotReadable("NO_LEADER", f"shard {shard}: {position.leader}: {body.get('message')}")
         return body["offset"], body["hash"]
+
+    def _session(self) -> aiohttp.ClientSession:
+        tls = self._config.tls
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=True if tls is None else tls.client(AN_OM)))
 
     async def own_read_index(self, shard: int) -> tuple[int, str]:
         """Return a read index as the leader; raises NotReadable if this node does not lead."""

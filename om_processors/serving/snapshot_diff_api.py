@@ -48,6 +48,7 @@ from replicated_db.shell.rocks import RocksStore
 from replicated_db.shell.web import shard_pages
 from replicated_db.shell.web.scan_threads import ScanThreads
 from schemas.access.acl import LIST
+from schemas.column_families import BUCKET_TABLE, VOLUME_TABLE
 from schemas.records.rows import ACTIVE, SnapshotInfo
 from schemas.result_codes import INVALID_REQUEST, OVERLOADED, SNAPSHOT_DIFF_NOT_FOUND, SNAPSHOT_UNREADABLE
 from schemas.sharding import shard_of
@@ -184,7 +185,7 @@ class SnapshotDiffApi:
         if reader is None:
             return
         request = job.request
-        _, rows = self._replicas[shard_of(request.volume, len(self._replicas))].moment()
+        _, rows = self._replicas[shard_of(request.volume, len(self._replicas))].moment((VOLUME_TABLE, BUCKET_TABLE))
         try:
             require_on_bucket(rows, reader, request.volume, request.bucket, LIST)
         finally:

@@ -10,7 +10,10 @@ failures. The rules:
    lives and attempts make progress.
 3. Otherwise the block is given up (:class:`BlockFailed`). Its acknowledged bytes are committed through the log if
    possible, its watched bytes stay as a block of their own, and all other bytes are still here to be written elsewhere.
-4. ``core.stream_recovery`` decides which datanode fails, and whether the block is given up. This module asks its
+4. A block of at most ``small_block_bytes`` of which nothing was sent when it ends is written in one exchange
+   (``small_blocks``). If that does not go well it becomes a stream, as if nothing had been tried.
+5. Bytes are kept while the block may stay so small. A flush sends them.
+6. ``core.stream_recovery`` decides which datanode fails, and whether the block is given up. This module asks its
    questions: the Object Manager is asked where datanodes are now, datanodes are asked whether they are there.
 """
 
@@ -33,6 +36,7 @@ from producers.blocks.core.topology import nearest_first, spanning_tree
 from producers.blocks.datanode_connection import PROBE_TIMEOUT_MS
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.datanodes import Datanodes
+from producers.blocks.small_blocks import SmallBlocks
 from producers.blocks.stream_options import CommitWay, StreamOptions
 from producers.errors import DatanodeError
 from schemas.records.datanode import BlockCommitted, OpenStream
@@ -49,10 +53,10 @@ class BlockWriter:
     def __init__(
         self, location: BlockLocation, pipeline: PipelineView, datanodes: Datanodes, options: StreamOptions,
         *, failing: set[str] | None = None, still: Callable[[object], None] = lambda _: None,
-        look_again: Callable[[], PipelineView] | None = None,
+        look_again: Callable[[], PipelineView] | None = None, small: SmallBlocks | None = None,
     ) -> None:  # fmt: skip
         """``still`` is called with what is waited for, and may raise to end the wait; ``look_again`` finds the
-        datanodes now.
+        datanodes now. ``small`` writes blocks that stay small; without it each block is a stream.
         """
         self.location = location
         self.pipeline = pipeline
@@ -61,6 +65,7 @@ class BlockWriter:
         """How often a stream was resumed."""
         self._still = still
         self._look_again = look_again
+        self._small = small if options.commit_way != CommitWay.THROUGH_LOG else None
         self._datanodes = datanodes
         self._options = options
         members = random.sample(pipeline.members, len(pipeline.members))
@@ -109,8 +114,12 @@ class BlockWriter:
             return self.window.write(data, keep=keep)
 
     def push(self) -> None:
-        """Send the packets that are ready; return when they are on their way, within the window."""
-        self._drive(self._send_all)
+        """Send the packets that are ready; return when they are on their way, within the window.
+
+        The bytes of a block that may stay small are kept: rule 5.
+        """
+        if not self._may_stay_small:
+            self._drive(self._send_all)
 
     def wait_for_room(self) -> None:
         """Wait until :meth:`put` can take a byte; the block must not be full."""
@@ -149,6 +158,8 @@ class BlockWriter:
         with self._lock:
             self.window.seal()
         length = self.window.written
+        if self._may_stay_small and self._write_small(length):
+            return
         answers: list[BlockCommitted | None] = []
         self._drive(lambda: self._end(length, answers))
         self._close_stream()
@@ -156,6 +167,30 @@ class BlockWriter:
         if self.window.watched == length:
             return
         self._commits.finish(length, answers[-1])
+
+    @property
+    def _may_stay_small(self) -> bool:
+        """Whether nothing was sent yet, and the block has so few bytes that it can be written in one exchange."""
+        window, limit = self.window, self._options.small_block_bytes
+        return self._small is not None and not window.sent and self._stream is None and 0 < window.written <= limit
+
+    def _write_small(self, length: int) -> bool:
+        """Write the whole block in one exchange; return False if it has to be a stream."""
+        window, small = self.window, self._small
+        assert small is not None  # noqa: S101 - asked by the caller
+        with self._lock:
+            data, checksums = list(window.unwatched()), window.checksums(length)
+        bcs_id = small.write(self.location, self.pipeline, data, checksums, self._options, self._still)
+        if bcs_id is None:
+            return False
+        with self._lock:
+            while (packet := window.next_packet()) is not None:
+                window.on_sent(packet)
+                window.on_acknowledged(packet.end)
+            window.begin_commit(length)
+            window.on_committed(length, bcs_id)
+            window.on_watched(length)
+        return True
 
     def settle(self) -> BlockLocation:
         """Return the block with its committed and watched length, after :meth:`finish`."""

@@ -36,6 +36,9 @@ from schemas.conversation.limits import UnreadableRecord
 from schemas.conversation.states import ConversationRole, ConversationState
 from schemas.records.datanode import Hello, StreamError
 from schemas.records.packets import Frame
+from schemas.security.certificates import ExpectedPeer, Role
+from schemas.security.tls import ProcessTls
+from schemas.security.tls_socket import TlsSocket
 from schemas.stream_errors import BAD_FRAME, TIMED_OUT, UNSUPPORTED_VERSION, WRONG_CLUSTER
 
 STATUSES = {
@@ -73,15 +76,20 @@ class DatanodeConnection:
 
     def __init__(
         self, address: str, hello: Hello, *, datanode: str = "", connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
-        silence_ms: int = SILENCE_MS, hello_timeout_ms: int | None = None,
+        silence_ms: int = SILENCE_MS, hello_timeout_ms: int | None = None, tls: ProcessTls | None = None,
     ) -> None:  # fmt: skip
-        """``hello_timeout_ms`` limits the wait for HELLO, if it is less than ``connect_timeout_ms``."""
+        """``hello_timeout_ms`` limits the wait for HELLO, if it is less than ``connect_timeout_ms``.
+
+        With ``tls`` the datanode must prove its name.
+        """
         self.address = address
         self.datanode = datanode or address
         self.doing = "HELLO"
         """The request that an error's message names."""
         self.used = False
         """Whether an earlier request was answered on this connection."""
+        self.version = 0
+        """The version of the conversation that both sides speak, once the datanode has said HELLO."""
         self.is_alive: Callable[[], bool] = lambda: True
         """Called while the datanode is silent; returns whether waiting still makes sense."""
         self._silence_ms = silence_ms
@@ -90,7 +98,7 @@ class DatanodeConnection:
         self._frame_deadline_s = float("inf")
         self._timeouts: dict[int, int] = {}
         try:
-            self._socket = socket.create_connection(_host_and_port(address), connect_timeout_ms / 1000)
+            self._socket = _connect(_host_and_port(address), connect_timeout_ms / 1000, datanode, tls)
         except (OSError, ValueError) as error:
             raise self.error(UNREACHABLE, f"cannot connect to {address}: {error}") from error
         try:
@@ -113,6 +121,7 @@ class DatanodeConnection:
         if not isinstance(greeted, PeerGreeted):
             raise self._unexpected(greeted)
         self.datanode = greeted.hello.peer
+        self.version = greeted.version
 
     # -- frames
 
@@ -209,6 +218,10 @@ class DatanodeConnection:
 
     def _limit(self, option: int, timeout_ms: int) -> None:
         if self._timeouts.get(option) != timeout_ms:
+            if isinstance(self._socket, TlsSocket):
+                self._socket.limit(max(timeout_ms, 1) / 1000, sending=option == socket.SO_SNDTIMEO)
+                self._timeouts[option] = timeout_ms
+                return
             seconds, rest_ms = divmod(max(timeout_ms, 1), 1000)
             self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(seconds, rest_ms * 1000))
             self._timeouts[option] = timeout_ms
@@ -281,6 +294,20 @@ def _after(parts: list[bytes | bytearray | memoryview], sent: int) -> list[bytes
             left.append(memoryview(part)[sent:])
             sent = 0
     return left
+
+
+def _connect(
+    place: tuple[str, int], timeout_s: float, datanode: str, tls: ProcessTls | None
+) -> socket.socket | TlsSocket:  # fmt: skip
+    sock = socket.create_connection(place, timeout_s)
+    if tls is None:
+        return sock
+    try:
+        meant = ExpectedPeer(roles=frozenset({Role.DATANODE}), name=datanode or None)
+        return TlsSocket(tls.client(meant, framed=True).wrap_socket(sock, server_hostname=place[0]))
+    except BaseException:
+        sock.close()
+        raise
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

@@ -24,12 +24,18 @@ from producers.blocks.datanode_connection import (
 )
 from producers.errors import UNREACHABLE, DatanodeError
 from schemas.conversation.conversation import own_hello
-from schemas.records.datanode import Member
-from schemas.stream_errors import BAD_FRAME, OVERLOADED, STOPPING, TIMED_OUT
+from schemas.records.datanode import BlocksWritten, Member, WriteBlocks
+from schemas.records.packets import SMALL_BLOCKS_VERSION
+from schemas.security.tls import ProcessTls
+from schemas.stream_errors import BAD_FRAME, OVERLOADED, STOPPING, TIMED_OUT, UNSUPPORTED_VERSION
 
-MAX_IDLE = 4
+MAX_IDLE = 16
 """Connections to one datanode that are kept open for later requests."""
 MAX_CONVERSATIONS = 256
+EXCHANGE_TIMEOUT_MS = 15_000
+"""How long small blocks may take that are written together; longer than datanodes wait for each other. Then they are
+written as streams.
+"""
 
 Answer = TypeVar("Answer")
 
@@ -43,7 +49,9 @@ class Datanodes:
     def __init__(
         self, *, cluster: str = "", peer: str = "client", connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         silence_ms: int = SILENCE_MS, max_conversations: int = MAX_CONVERSATIONS,
+        tls: ProcessTls | None = None,
     ) -> None:  # fmt: skip
+        self._tls = tls
         self.silence_ms = silence_ms
         self._connect_timeout_ms = connect_timeout_ms
         self._hello = own_hello(peer, cluster)
@@ -61,7 +69,7 @@ class Datanodes:
         connection = DatanodeConnection(
             member.address, self._hello, datanode=member.datanode,
             connect_timeout_ms=min(self._connect_timeout_ms, limit_ms), silence_ms=self.silence_ms,
-            hello_timeout_ms=timeout_ms,
+            hello_timeout_ms=timeout_ms, tls=self._tls,
         )  # fmt: skip
         connection.is_alive = lambda: bool(self.answers([member], timeout_ms=PROBE_TIMEOUT_MS))
         return connection
@@ -111,6 +119,36 @@ class Datanodes:
         if isinstance(outcome, DatanodeError):
             raise outcome
         return outcome
+
+    def ask_small(self, member: Member, request: WriteBlocks) -> BlocksWritten:
+        """Have a datanode write small blocks together; raises DatanodeError.
+
+        The error is UNSUPPORTED_VERSION for a datanode that does not know how. A datanode that is silent is asked for
+        a HELLO meanwhile, as one that streams is.
+        """
+        with self.turn():
+            fresh = False
+            while True:
+                connection = self.borrow(member, fresh=fresh)
+                reused = connection.used
+                try:
+                    return self._exchange(connection, request)
+                except DatanodeError as error:
+                    connection.close()
+                    if fresh or not reused or error.status not in {UNREACHABLE, STOPPING}:
+                        raise
+                    fresh = True
+
+    def _exchange(self, connection: DatanodeConnection, request: WriteBlocks) -> BlocksWritten:
+        connection.doing = type(request).__name__
+        if connection.version < SMALL_BLOCKS_VERSION:
+            raise connection.error(UNSUPPORTED_VERSION, f"it speaks version {connection.version}")
+        connection.send_request(request)
+        answer = connection.answer(connection.receive_patiently(min(self.silence_ms, EXCHANGE_TIMEOUT_MS)))
+        if not isinstance(answer, BlocksWritten):
+            raise connection.error(BAD_FRAME, f"answered with a {type(answer).__name__}")
+        self.give_back(connection)
+        return answer
 
     def ask_all(
         self, members: Sequence[Member], request: Any, expect: type[Answer], *, timeout_ms: int,
@@ -196,7 +234,7 @@ class Datanodes:
                 hello = self._hello
                 DatanodeConnection(
                     member.address, hello, datanode=member.datanode, connect_timeout_ms=timeout_ms,
-                    silence_ms=timeout_ms,
+                    silence_ms=timeout_ms, tls=self._tls,
                 ).close()  # fmt: skip
                 alive.add(member.datanode)
             except DatanodeError as error:

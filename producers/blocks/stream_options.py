@@ -12,7 +12,7 @@ from enum import IntEnum
 from producers.blocks.core.stream_window import WindowLimits
 from producers.blocks.core.topology import SHAPES, Shape
 from producers.requests import arguments
-from schemas.records.packets import MAX_PACKET_BYTES, PACKET_BYTES
+from schemas.records.packets import MAX_BYTES_TOGETHER, MAX_PACKET_BYTES, PACKET_BYTES
 from schemas.small_objects import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES
 
 MIB = 1024 * 1024
@@ -44,7 +44,8 @@ class StreamOptions:
     never more than were allocated. ``watch_timeout_ms`` is how long a watch waits for all replicas before a majority
     will do; ``commit_timeout_ms`` is how long a commit with its watch is tried before the block is given up.
     ``read_ahead_bytes`` is how much of a block a sequential reader asks for at once. A key of at most ``inline_bytes``
-    is kept in the nodes' tables, if the cluster allows that (0 = never).
+    is kept in the nodes' tables, if the cluster allows that (0 = never). A block of at most ``small_block_bytes`` is
+    kept in memory until it ends, and then written in one exchange, many together (0 = never).
 
     >>> StreamOptions(commit_way=7)
     Traceback (most recent call last):
@@ -64,6 +65,7 @@ class StreamOptions:
     commit_timeout_ms: int = 30_000
     read_ahead_bytes: int = 16 * MIB
     inline_bytes: int = DEFAULT_INLINE_BYTES
+    small_block_bytes: int = MIB
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -81,6 +83,8 @@ class StreamOptions:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.inline_bytes > MAX_INLINE_BYTES:
             raise ValueError(f"inline_bytes must be at most {MAX_INLINE_BYTES}, not {self.inline_bytes}")
+        if self.small_block_bytes > MAX_BYTES_TOGETHER:
+            raise ValueError(f"small_block_bytes must be at most {MAX_BYTES_TOGETHER}, not {self.small_block_bytes}")
         if self.commit_way != CommitWay.THROUGH_LOG and self.client_buffer_bytes < self.flush_bytes:
             raise ValueError(
                 f"client_buffer_bytes must be at least flush_bytes ({self.flush_bytes}), not "

@@ -1,4 +1,5 @@
-"""Ingest of a directory tree: each file becomes a key, by createKey and commitKey (``stratolog ingest``).
+"""Ingest of a directory tree: each file becomes a key, by createKey and commitKey or, if it is small and its bytes are
+written too, by one putKey (``stratolog ingest``).
 
 What belongs here: the three phases and their summary. The first walks the tree to count its files and find the volumes
 and buckets that they need. The second creates those that do not exist. The third reads, hashes, opens and commits the
@@ -35,6 +36,7 @@ from schemas.result_codes import INTERNAL_ERROR, INVALID_REQUEST
 
 if TYPE_CHECKING:
     from producers.client import Client
+    from producers.files.key_files import KeyOutput
 
 NAMED_FAILURES = 100
 """Most failures, and most skipped files, that a summary names; it counts all."""
@@ -69,7 +71,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestSummary:
-    """Result of an ingest. ``requests`` are those for volumes, buckets, createKey and commitKey.
+    """Result of an ingest. ``requests`` are those for volumes, buckets, createKey, commitKey and putKey.
 
     ``requests_per_second`` is the rate while keys were written. Latencies are those of createKey and commitKey; if
     bytes were written, those of whole files. ``failures`` and ``skipped`` name the first ones; ``failed_files`` and
@@ -405,6 +407,7 @@ def _write_contents(
     """Write one file with its bytes, on a thread of the pool. Abort the key if they have changed since the hash."""
     begun_s = time.monotonic()
     status, message = None, ""
+    key: KeyOutput | None = None
     try:
         path = "/".join(("", *place, content.relative_path))
         local = os.path.join(os.fspath(run.root), content.relative_path)
@@ -421,7 +424,8 @@ def _write_contents(
     except Exception as error:  # nobody reads the future: the failed file must be named
         status, message = INTERNAL_ERROR, f"{type(error).__name__}: {error}"
     with run.lock:
-        run.requests += 2
+        # A small file is one request, and one that could not be opened was refused one.
+        run.requests += 1 if key is None else key.requests
         if status is None:
             run.histogram.add((time.monotonic() - begun_s) * 1000)
     run.end(content, surveyed_size, status, message)

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from producers.bulk.histogram import Histogram
 from producers.client import Client
@@ -26,6 +27,7 @@ from producers.errors import StratologError
 from producers.requests.core.calls import Outcome, Policy
 from producers.requests.keys import Submitter, ensure_places, fit_blocks, session_of
 from schemas.access.credentials import parse_credentials
+from schemas.kafka.connection import BadKafkaSetting, read_option
 from schemas.records.messages import CommitKey, CreateKey, RequestBody, Response
 from schemas.result_codes import INTERNAL_ERROR
 
@@ -262,10 +264,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     failed = False
     limit = max(*options.in_flight, Policy().max_in_flight)
+    brokers = "" if options.nodes else options.bootstrap_servers
+    more: dict[str, Any] = {} if options.nodes else {"kafka": dict(options.kafka)}
     signer = None if options.credentials is None else parse_credentials(options.credentials.read_text())
     with Client(
-        options.bootstrap_servers, caller=options.caller, max_in_flight=limit, credentials=signer
-    ) as client:  # fmt: skip
+        brokers, nodes=options.nodes, caller=options.caller, max_in_flight=limit, credentials=signer, **more
+    ) as client:
         ensure_places(client, [(options.volume, options.bucket)])
         for in_flight in options.in_flight:
             spec = LoadSpec(
@@ -297,6 +301,11 @@ def _parser() -> argparse.ArgumentParser:
         prog=f"python -m {__package__}.load", description="createKey + commitKey in a closed loop"
     )
     parser.add_argument("--bootstrap-servers", default="127.0.0.1:9092")
+    parser.add_argument("--nodes", nargs="+", default=[], help="go straight to the leaders, which these nodes name")
+    parser.add_argument(
+        "--kafka", type=_kafka, action="append", default=[], metavar="NAME=VALUE",
+        help="a setting of the connection, as in security.protocol=SASL_SSL; passwords are in files",
+    )  # fmt: skip
     parser.add_argument("--caller", default=None)
     parser.add_argument("--credentials", type=Path, default=None, help="file with what requests are signed with")
     parser.add_argument("--volume", default="load")
@@ -309,6 +318,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--metadata-bytes", type=int, default=0, help="random characters in each key's metadata")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     return parser
+
+
+def _kafka(text: str) -> tuple[str, str]:
+    """Read NAME=VALUE of ``kafka.*`` settings."""
+    name, equals, value = text.partition("=")
+    try:
+        if not equals:
+            raise BadKafkaSetting("must be NAME=VALUE, as in security.protocol=SASL_SSL")
+        return read_option(name, value)
+    except BadKafkaSetting as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _counts(text: str) -> list[int]:

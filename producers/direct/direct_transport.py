@@ -32,6 +32,8 @@ from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.codecs.envelopes import enveloped_requests
 from schemas.door.frames import MAX_NUMBER, DoorFrame, DoorKind, door_frame, keyed
 from schemas.records.door import DoorLeaders, DoorRead, DoorRows
+from schemas.security.certificates import AN_OM
+from schemas.security.tls import ProcessTls
 
 logger = logging.getLogger("stratolog.client")
 
@@ -53,9 +55,10 @@ class DirectTransport:
 
     def __init__(
         self, addresses: Sequence[str], client_id: bytes, *, connect_timeout_ms: int | None,
-        credentials: Credentials | None = None,
+        tls: ProcessTls | None = None, credentials: Credentials | None = None,
     ) -> None:  # fmt: skip
         """With ``credentials`` connections and requests are signed, as in ``producers.requests.transport``."""
+        self._tls = None if tls is None else tls.client(AN_OM)
         self._credentials = credentials
         self._client = client_id.hex()
         self._routes = Routes(addresses)
@@ -72,6 +75,11 @@ class DirectTransport:
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._wake_read, select.POLLIN)
+        self._polled: dict[NodeLink, int] = {}
+        """The links that are polled, and for what."""
+        self._by_number: dict[int, NodeLink] = {}
         self._closed = False
         try:
             if connect_timeout_ms is not None:
@@ -159,13 +167,14 @@ class DirectTransport:
                 return values
 
     def _receive_once(self, wait_ms: float, values: list[bytes]) -> None:
-        poll = select.poll()
-        poll.register(self._wake_read, select.POLLIN)
-        by_number = {link.sock.fileno(): link for link in self._links.values()}
-        for number, link in by_number.items():
-            poll.register(number, select.POLLIN | (select.POLLOUT if link.has_unsent else 0))
-        for number, events in poll.poll(wait_ms):
-            if (ready := by_number.get(number)) is None:
+        for link in self._links.values():
+            events = select.POLLIN | (select.POLLOUT if link.has_unsent else 0)
+            if self._polled.get(link) != events:
+                self._polled[link] = events
+                self._poll.register(link.sock, events)
+                self._by_number[link.sock.fileno()] = link
+        for number, events in self._poll.poll(wait_ms):
+            if (ready := self._by_number.get(number)) is None:
                 with suppress(BlockingIOError):
                     self._wake_read.recv(4096)
                 continue
@@ -231,7 +240,7 @@ class DirectTransport:
                 continue
             self._again_s[address] = (now_s + pause_s, min(2 * pause_s, LAST_PAUSE_S))
             try:
-                self._links[address] = NodeLink(address, self._client, self._credentials)
+                self._links[address] = NodeLink(address, self._client, self._tls, self._credentials)
             except LinkFailed as error:
                 self._faults[address] = str(error)
 
@@ -251,6 +260,9 @@ class DirectTransport:
         self._faults[link.address] = why
         was_open = link.was_open
         del self._links[link.address]
+        if self._polled.pop(link, None) is not None:
+            del self._by_number[link.sock.fileno()]
+            self._poll.unregister(link.sock)
         link.close()
         if was_open:
             self._again_s[link.address] = (0.0, FIRST_PAUSE_S)

@@ -1,4 +1,4 @@
-"""Lookups of keys straight at the nodes; whoever gets no answer here asks over HTTP.
+"""Lookups and listings of keys straight at the nodes; whoever gets no answer here asks over HTTP.
 
 The rules for a lookup that is not answered are those of HTTP reads (other nodes, pauses, the deadline), so they are
 only there: this module makes one attempt.
@@ -12,6 +12,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Protocol
 
 from producers.direct.core.link_talk import LinkFailed
+from producers.requests.listed_page import ListedPage
 from schemas.records.door import DoorRows
 from schemas.result_codes import NOT_SUPPORTED_OPERATION, OK, OVERLOADED
 
@@ -23,9 +24,26 @@ class LookUp(Protocol):
     """Sends a lookup; returns None if no node is connected."""
 
     def __call__(
-        self, volume: str, bucket: str, keys: Sequence[str], consistency: str, *, with_bytes: bool = False
-    ) -> Future[DoorRows] | None:
-        """Ask for keys of one bucket, and with ``with_bytes`` for the bytes of those that are inline."""
+        self, volume: str, bucket: str, keys: Sequence[str], consistency: str, *, with_bytes: bool = False,
+        page: ListedPage | None = None,
+    ) -> Future[DoorRows] | None:  # fmt: skip
+        """Ask for keys of one bucket, and with ``with_bytes`` for the bytes of those that are inline; or for a page."""
+
+
+def page_of(
+    look_up: LookUp, volume: str, bucket: str, page: ListedPage, consistency: str, timeout_s: float
+) -> DoorRows | None:
+    """Ask for a page of a listing; None if HTTP is to be asked. A status other than OK is final."""
+    try:
+        answer = look_up(volume, bucket, (), consistency, page=page)
+        rows = None if answer is None else answer.result(timeout_s)
+    except (LinkFailed, FutureTimeout, UnicodeEncodeError):
+        return None
+    if rows is None or rows.status in ELSEWHERE:
+        return None
+    if rows.status == OK and (len(rows.rows) > page.limit or None in rows.rows or (rows.more and not rows.rows)):
+        return None
+    return rows
 
 
 def rows_of(

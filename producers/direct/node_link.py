@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from producers.direct.core.link_talk import LinkFailed, LinkState, LinkTalk
 from schemas.access.credentials import Credentials
 from schemas.access.signatures import user_authorization
 from schemas.door.frames import DOOR_PATH, DoorFrame
+from schemas.security.tls_layer import TlsLayer
 
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 """Most bytes that wait for the kernel; what comes on top is dropped, and the calls are sent again when they are due."""
@@ -31,13 +33,20 @@ def _authorization(credentials: Credentials | None, address: str) -> str | None:
 
 
 class NodeLink:
-    """A connection to ``address`` (``host:port``). Raises LinkFailed if the address cannot be resolved or reached."""
+    """A connection to ``address`` (``host:port``). Raises LinkFailed if the address cannot be resolved or reached.
 
-    def __init__(self, address: str, client: str, credentials: Credentials | None = None) -> None:
+    With ``tls`` the node must prove who it is before it is told anything. With ``credentials`` the client says who it
+    is.
+    """
+
+    def __init__(
+        self, address: str, client: str, tls: ssl.SSLContext | None = None, credentials: Credentials | None = None
+    ) -> None:
         self.address = address
+        self._tls = None if tls is None else TlsLayer(tls, address.rpartition(":")[0].strip("[]"))
         self._talk = LinkTalk(address, client, _authorization(credentials, address))
         self._lock = threading.Lock()
-        self._unsent = bytearray(self._talk.begin())
+        self._unsent = bytearray(self._sealed(self._talk.begin()))
         self._begun_s = time.monotonic()
         self._connected = False
         self._greeted = False
@@ -79,6 +88,7 @@ class NodeLink:
         with self._lock:
             if len(self._unsent) + len(data) > MAX_UNSENT_BYTES:
                 return False
+            data = self._sealed(data)
             if self._unsent:
                 self._unsent += data
                 return True
@@ -92,6 +102,30 @@ class NodeLink:
             if fault:
                 raise LinkFailed(f"{self.address}: {errno.errorcode.get(fault, fault)}")
             self._connected = True
+        self.flush()
+
+    def _sealed(self, data: bytes) -> bytes:
+        """Return what goes out for ``data``, and for the handshake; under the lock, once others may write."""
+        if self._tls is None:
+            return data
+        self._tls.say(data)
+        return self._tls.take()
+
+    def _opened(self, data: bytes) -> bytes:
+        """Return what the node says with bytes that have arrived; raises LinkFailed if it is not the one expected."""
+        if self._tls is None:
+            return data
+        with self._lock:
+            try:
+                said = self._tls.hear(data)
+            except ssl.SSLError as error:
+                raise LinkFailed(f"{self.address}: {error}") from error
+            self._unsent += self._tls.take()
+        self.flush()
+        return said
+
+    def flush(self) -> None:
+        """Send what waits, as far as the kernel takes it."""
         with self._lock:
             del self._unsent[: self._send(bytes(self._unsent))]
 
@@ -109,8 +143,11 @@ class NodeLink:
             return
         except OSError as error:
             raise LinkFailed(f"{self.address}: {error.strerror}") from error
+        said = self._opened(data)
+        if data and not said and self._tls is not None:
+            return
         try:
-            for frame in self._talk.hear(data):
+            for frame in self._talk.hear(said):
                 self._greet()
                 yield frame
         except LinkFailed as error:

@@ -52,11 +52,17 @@ class InlineWriter:
         self._held_bytes = 0
         self._writer: KeyWriter | None = None
         """What writes to datanodes, once that is the way."""
+        self._puts = 0
 
     @property
     def written(self) -> int:
         """Bytes passed to :meth:`write` so far."""
         return self._held_bytes if self._writer is None else self._writer.written
+
+    @property
+    def requests(self) -> int:
+        """PutKeys that were sent, and the requests of :attr:`KeyWriter.requests`."""
+        return self._puts + (0 if self._writer is None else self._writer.requests)
 
     @property
     def ended(self) -> bool:
@@ -139,6 +145,7 @@ class InlineWriter:
         )  # fmt: skip
 
         def send() -> None:
+            self._puts += 1
             with self._begun.span.current():
                 answer = self._client.submit(body)
             answer.result()

@@ -156,6 +156,11 @@ class KeyOutput(io.BufferedIOBase):
         """
         return self._writer.locations()
 
+    @property
+    def requests(self) -> int:
+        """How many requests have made the key so far: one for a small key, else CreateKey and CommitKey."""
+        return self._writer.requests
+
     def statistics(self) -> WriteStatistics:
         """Return counts of the writing so far: blocks, failures, resumed streams."""
         return self._writer.statistics()

@@ -9,11 +9,13 @@ import threading
 
 from producers.blocks.datanode_directory import Directory
 from producers.blocks.datanodes import Datanodes
+from producers.blocks.small_blocks import SmallBlocks
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import CLIENT_CLOSED, ClientClosed
 from producers.files.core.inline_limit import InlineLimit
 from producers.reads.reads import Reads
 from producers.requests.call_spans import NO_SPANS, SpansOfClient
+from schemas.security.tls import ProcessTls
 
 PEER = "client"
 """The client's name in HELLO."""
@@ -25,7 +27,11 @@ class KeyStreams:
     ``options`` are used for keys that are opened without options; ``spans`` tell what writing a key did.
     """
 
-    def __init__(self, reads: Reads, options: StreamOptions | None = None, spans: SpansOfClient = NO_SPANS) -> None:
+    def __init__(
+        self, reads: Reads, options: StreamOptions | None = None, spans: SpansOfClient = NO_SPANS,
+        tls: ProcessTls | None = None,
+    ) -> None:  # fmt: skip
+        self._tls = tls
         self.options = options or StreamOptions()
         self.spans = spans
         self.directory = Directory(reads)
@@ -33,6 +39,7 @@ class KeyStreams:
         """Up to which size the cluster keeps keys in its tables, as far as known."""
         self._lock = threading.Lock()
         self._datanodes: Datanodes | None = None
+        self._small: SmallBlocks | None = None
         self._closed = False
 
     @property
@@ -45,13 +52,25 @@ class KeyStreams:
             if self._closed:
                 raise ClientClosed(CLIENT_CLOSED, "the client is closed")
             if self._datanodes is None:
-                self._datanodes = Datanodes(cluster=self.directory.cluster_name(), peer=PEER)
+                self._datanodes = Datanodes(cluster=self.directory.cluster_name(), peer=PEER, tls=self._tls)
             return self._datanodes
+
+    @property
+    def small_blocks(self) -> SmallBlocks:
+        """What writes the small blocks of all keys; raises as :attr:`datanodes`."""
+        datanodes = self.datanodes
+        with self._lock:
+            if self._small is None:
+                self._small = SmallBlocks(datanodes)
+            return self._small
 
     def close(self) -> None:
         """Close the connections."""
         with self._lock:
             self._closed = True
             datanodes, self._datanodes = self._datanodes, None
+            small, self._small = self._small, None
+        if small is not None:
+            small.close()
         if datanodes is not None:
             datanodes.close()

@@ -171,6 +171,8 @@ class KeyWriter:
         self._failed = FailedBlocks(self._options.commit_timeout_ms)
         self._resumed = self._by_majority = self._blocks = 0
         self._written = 0
+        self.requests = 1
+        """CreateKey, and CommitKey once it was sent."""
 
     @property
     def written(self) -> int:
@@ -278,6 +280,7 @@ class KeyWriter:
                 self._finish_current()
             self._settle_closing()
             blocks = _with_offsets(self._done)
+            self.requests += 1
             body = CommitKey(
                 volume=self._volume, bucket=self._bucket, key=self._key, session_id=self._session_id,
                 size=self._written, blocks=blocks,
@@ -328,7 +331,7 @@ class KeyWriter:
         self._blocks += 1
         block = BlockWriter(
             location, pipeline, self._streams.datanodes, self._options, still=self._still,
-            look_again=partial(self._streams.directory.current, pipeline),
+            look_again=partial(self._streams.directory.current, pipeline), small=self._streams.small_blocks,
         )  # fmt: skip
         self._live.append(block)
         datanodes = ",".join(member.datanode for member in pipeline.members)

@@ -6,33 +6,35 @@ holds the address of its HTTP API (``schemas/leader_names.py``). The question jo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from producers.errors import NOT_CONNECTED, NotConnected
 from producers.reads.node_addresses import address_of
 from producers.requests.listeners import check_listening
+from producers.requests.transport import common_settings
+from schemas.kafka.connection import Brokers
+from schemas.kafka.troubles import ConnectionTroubles
 from schemas.leader_names import node_and_address
 from schemas.topics import LEADER_GROUP
 
 
-def find_nodes(settings: Mapping[str, Any], timeout_s: float) -> list[str]:
-    """Return the addresses of the nodes in the leaders' group; ``settings`` are those of a connection to the brokers.
+def find_nodes(brokers: Brokers, timeout_s: float) -> list[str]:
+    """Return the addresses of the nodes in the leaders' group, as the brokers know them.
 
     Raises NotConnected if no broker answers in time, or the group has no node.
     """
-    check_listening(str(settings["bootstrap.servers"]), timeout_s)
-    admin = AdminClient(dict(settings))
+    check_listening(str(brokers), timeout_s)
+    troubles = ConnectionTroubles(brokers)
+    admin = AdminClient(common_settings(brokers, troubles))
     try:
         asked = admin.describe_consumer_groups([LEADER_GROUP], request_timeout=timeout_s)
         group = asked[LEADER_GROUP].result(timeout_s + 1)
     except (KafkaException, TimeoutError) as error:
-        servers = settings["bootstrap.servers"]
+        admin.poll(0)
         raise NotConnected(
-            NOT_CONNECTED, f"brokers {servers} do not tell which nodes there are (or give read_from): {error}"
+            NOT_CONNECTED,
+            f"brokers {brokers} do not tell which nodes there are (or give read_from): {troubles or error}",
         ) from error
     found = sorted(node_and_address(member.client_id) for member in group.members)
     if not found:

@@ -32,9 +32,11 @@ Find = Callable[[float], Sequence[str]]
 class NodeAddresses:
     """Addresses in the order in which to ask them; safe to share between threads."""
 
-    def __init__(self, given: Sequence[str], find: Find | None) -> None:
+    def __init__(self, given: Sequence[str], find: Find | None, *, is_secure: bool = False) -> None:
+        """``is_secure``: nodes are asked in TLS alone; the brokers tell no more than ``host:port``."""
+        self._is_secure = is_secure
         try:
-            self._addresses = [address_of(one) for one in arguments.sequence("read_from", given, str, "str")]
+            self._addresses = [self._own(one) for one in arguments.sequence("read_from", given, str, "str")]
         except ValueError as error:
             raise InvalidArgument("read_from", f"must hold addresses: {error}") from error
         self._find = None if self._addresses else find
@@ -44,6 +46,13 @@ class NodeAddresses:
         self._preferred = ""
         self._failure: RetryableError | None = None
         """Why the last look failed."""
+
+    def _own(self, address: str) -> str:
+        if not self._is_secure:
+            return address_of(address)
+        if address.startswith("http://"):
+            raise ValueError(f"{address!r} is asked in clear, and 'tls' is given")
+        return address_of(address if "://" in address else f"https://{address}")
 
     @property
     def any_hope(self) -> bool:
@@ -72,7 +81,7 @@ class NodeAddresses:
             try:
                 left_s = max(0.0, deadline_s - time.monotonic())
                 found = find(min(left_s, FIND_TIMEOUT_MS / 1000))
-                self._addresses, self._failure = [address_of(one) for one in found], None
+                self._addresses, self._failure = [self._own(one.removeprefix("http://")) for one in found], None
             except RetryableError as error:
                 # A copy without the traceback, which would keep the frames of the look alive, a Kafka client included.
                 self._failure = NotConnected(error.status, error.message)

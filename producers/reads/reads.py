@@ -8,8 +8,8 @@ What belongs here: the addresses, the paths of the nodes' HTTP API, and the way 
 3. A 4xx is final: RequestFailed with its code.
 4. ``session`` reads carry the positions that the client's own responses carried, and see at least those writes.
 5. ``node_addresses`` decides which nodes are asked, and in which order.
-6. Keys are looked up by the direct door if the client has one (``direct/key_lookups``); what it does not answer is
-   asked over HTTP.
+6. Keys are looked up and listed by the direct door if the client has one (``direct/key_lookups``); what it does not
+   answer is asked over HTTP.
 7. A wait of more than two seconds says what it waits for (``waiting``).
 """
 
@@ -18,13 +18,13 @@ from __future__ import annotations
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any, Literal, get_args
 from urllib.parse import quote
 
 import httpx
 
-from producers.direct.key_lookups import LookUp, rows_of
+from producers.direct.key_lookups import LookUp, page_of, rows_of
 from producers.errors import NOT_CONNECTED, NotConnected, NotFound, RequestFailed, RetryableError, failure
 from producers.reads import snapshot_diffs
 from producers.reads.call_signer import CallSigner
@@ -48,6 +48,7 @@ from producers.reads.read_words import ROOT, asked, missing
 from producers.reads.snapshot_diffs import OnProgress, SnapshotDiff, SnapshotDiffProgress
 from producers.requests import arguments
 from producers.requests.bodies import acl_object
+from producers.requests.listed_page import ListedPage
 from producers.waiting import SlowWait
 from schemas.access.credentials import Credentials
 from schemas.codecs.codec import Undecodable, decode_as
@@ -63,6 +64,8 @@ from schemas.result_codes import (
     KEY_NOT_FOUND,
     OK,
 )
+from schemas.security.certificates import AN_OM
+from schemas.security.tls import ProcessTls, verify_of
 
 Consistency = Literal["linearizable", "session", "stale"]
 """``linearizable``: sees every write acknowledged before; ``session``: sees my own; ``stale``: whatever is there."""
@@ -82,10 +85,9 @@ class Reads:
     """Reads from the nodes at ``addresses`` (``http://host:port``); safe to share between threads.
 
     ``positions`` returns the (shard, index) of the caller's own writes, for ``session`` reads; ``find`` returns the
-    nodes' addresses, if none are given. With ``credentials`` every call is signed. Every read raises
-    RequestFailed (4xx: NotFound for VOLUME_NOT_FOUND, …),
-    NotConnected or RetryableError (no answer within ``deadline_ms``), and for arguments TypeError or InvalidArgument (a
-    ValueError).
+    nodes' addresses, if none are given. With ``tls`` the nodes must prove who they are. With ``credentials`` every call
+    is signed. Every read raises RequestFailed (4xx: NotFound for VOLUME_NOT_FOUND, …), NotConnected or RetryableError
+    (no answer within ``deadline_ms``), and for arguments TypeError or InvalidArgument (a ValueError).
 
     >>> reads = Reads(["http://127.0.0.1:9871"], deadline_ms=5000)
     >>> reads.volume_info("vol1", consistency="stale").info.owner  # doctest: +SKIP
@@ -99,14 +101,17 @@ class Reads:
         deadline_ms: int = 60_000,
         positions: Callable[[], Mapping[int, int]] = dict,
         find: Find | None = None,
+        tls: ProcessTls | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        self._nodes = NodeAddresses(addresses, find)
+        self._nodes = NodeAddresses(addresses, find, is_secure=tls is not None)
         self._deadline_ms = deadline_ms
         self._positions = positions
         self._look_up: LookUp | None = None
         signer = None if credentials is None else CallSigner(credentials)
-        self._http = httpx.Client(timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False, auth=signer)
+        self._http = httpx.Client(
+            timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False, verify=verify_of(tls, AN_OM), auth=signer
+        )
 
     def follow(self, positions: Callable[[], Mapping[int, int]], look_up: LookUp | None = None) -> None:
         """Take the positions of ``session`` reads from ``positions`` from now on, and try ``look_up`` before HTTP."""
@@ -330,7 +335,30 @@ class Reads:
     ) -> Page[KeyInfo]:  # fmt: skip
         """Read one page of a bucket's keys, of ``limit`` entries at most (PAGE_ENTRIES)."""
         path = f"{_bucket_path(volume, bucket)}/keys"
+        if (found := self._door_page(volume, bucket, prefix, start_after, limit, consistency)) is not None:
+            return found
         return _page(KeyInfo, "key", self._listing(path, prefix, start_after, limit, consistency))
+
+    def _door_page(
+        self, volume: str, bucket: str, prefix: str, start_after: str, limit: int, consistency: Consistency
+    ) -> Page[KeyInfo] | None:
+        """Read a page by the direct door; None if HTTP is to be asked."""
+        if self._look_up is None:
+            return None
+        _check_listing(prefix, start_after, consistency)
+        page = ListedPage(
+            prefix=prefix, start_after=start_after, limit=arguments.number("limit", limit, 1, PAGE_ENTRIES)
+        )
+        found = page_of(self._look_up, volume, bucket, page, consistency, REQUEST_TIMEOUT_MS / 1000)
+        if found is None:
+            return None
+        if found.status != OK:
+            path = f"{_bucket_path(volume, bucket)}/keys"
+            thing = missing(found.status, path, {})
+            raise failure(found.status, found.message if thing is None else f"{thing} does not exist")
+        # As over HTTP, listed keys come without their blocks.
+        keys = [replace(view.info, blocks=[]) for view in _views(found) if view is not None]
+        return Page(entries=keys, next_after=keys[-1].key if found.more else None, positions={found.shard: found.index})
 
     def snapshots_page(
         self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int = PAGE_ENTRIES,

@@ -20,9 +20,9 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from producers.errors import (
@@ -47,14 +47,17 @@ from producers.requests.core.calls import (
     outcome_of,
     unknown,
 )
+from producers.requests.listed_page import ListedPage
 from producers.requests.transport import Transport
 from producers.waiting import SlowWait
 from schemas.access.credentials import Credentials, client_prefix
 from schemas.codecs import codec
 from schemas.codecs.envelopes import responses_in
+from schemas.kafka.connection import Brokers, KafkaConnection, connection
 from schemas.privilege import ClusterSecret
 from schemas.records.door import DoorRead, DoorRows
 from schemas.records.messages import RequestBody, Response
+from schemas.security.tls import ProcessTls, TlsFiles, TlsUnusable
 from schemas.sharding import shard_of
 from schemas.topics import SILENT_BROKER_MS
 
@@ -85,7 +88,7 @@ class RequestSettings:
     no node is reached.
     """
 
-    bootstrap_servers: str
+    bootstrap_servers: Brokers
     caller: str
     policy: Policy
     max_linger_ms: float = 10.0
@@ -94,6 +97,8 @@ class RequestSettings:
     credentials: Credentials | None = None
     nodes: tuple[str, ...] = ()
     tracer: Tracer | None = None
+    tls: ProcessTls | None = None
+    """How nodes and datanodes are spoken with; None: in clear."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -106,8 +111,9 @@ class RequestSettings:
 
 
 def make_settings(
-    bootstrap_servers: str,
+    bootstrap_servers: Brokers,
     *,
+    kafka: Mapping[str, object] | None = None,
     caller: str | None,
     deadline_ms: int,
     max_in_flight: int,
@@ -117,8 +123,9 @@ def make_settings(
     credentials: Credentials | None = None,
     nodes: Sequence[str] = (),
     tracer: Tracer | None = None,
+    tls: TlsFiles | None = None,
 ) -> RequestSettings:
-    """Return a client's settings; raises TypeError, InvalidArgument.
+    """Return a client's settings; raises TypeError, ValueError.
 
     ``caller`` defaults to the user of the ``credentials``, or else to the name of the process's user.
     """
@@ -128,10 +135,11 @@ def make_settings(
             raise InvalidArgument("caller", f"must be {signer.user!r}, whose credentials these are, not {caller!r}")
         caller = signer.user
     doors = tuple(_door(one) for one in arguments.sequence("nodes", nodes, str, "str"))
-    if not arguments.text("bootstrap_servers", bootstrap_servers).strip(" ,") and not doors:
+    brokers = _brokers(bootstrap_servers, kafka)
+    if not brokers and not doors:
         raise InvalidArgument("bootstrap_servers", "must name a broker, as in 127.0.0.1:9092 (or give nodes)")
     return RequestSettings(
-        bootstrap_servers=bootstrap_servers,
+        bootstrap_servers=brokers,
         caller=default_caller() if caller is None else arguments.text("caller", caller),
         policy=Policy(
             deadline_ms=arguments.number("deadline_ms", deadline_ms, 1, MAX_DEADLINE_MS),
@@ -143,7 +151,30 @@ def make_settings(
         credentials=signer,
         nodes=doors,
         tracer=_tracer(tracer),
+        tls=_tls(tls, nodes),
     )
+
+
+def _brokers(bootstrap_servers: Brokers, kafka: Mapping[str, object] | None) -> Brokers:
+    """Return how the brokers are reached, "" if none are named; raises BadKafkaSetting for settings or their files."""
+    named = isinstance(bootstrap_servers, KafkaConnection) or arguments.text("bootstrap_servers", bootstrap_servers)
+    if isinstance(named, str) and not named.strip(" ,"):
+        return ""
+    found = connection(bootstrap_servers, kafka)
+    found.check_files()
+    return found if found.options else bootstrap_servers
+
+
+def _tls(files: TlsFiles | None, given: Sequence[str]) -> ProcessTls | None:
+    """Return how nodes are spoken with; raises InvalidArgument for files that cannot be used, and for plain nodes."""
+    if arguments.optional("tls", files, TlsFiles) is None or files is None:
+        return None
+    if plain := [one for one in given if one.startswith("http://")]:
+        raise InvalidArgument("nodes", f"must not be reached in clear, as 'tls' is given: {plain[0]!r}")
+    try:
+        return ProcessTls(files, logger.warning)
+    except TlsUnusable as error:
+        raise InvalidArgument("tls", f"cannot be used: {error}") from error
 
 
 def _tracer(tracer: Tracer | None) -> Tracer | None:
@@ -155,7 +186,7 @@ def _tracer(tracer: Tracer | None) -> Tracer | None:
 
 def _door(address: str) -> str:
     """Return a node's ``host:port``; a URL with http:// is taken, too."""
-    place = address.removeprefix("http://").rstrip("/")
+    place = address.removeprefix("http://").removeprefix("https://").rstrip("/")
     host, _, port = place.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
         raise InvalidArgument("nodes", f"must hold addresses of nodes, as in 127.0.0.1:9871, not {address!r}")
@@ -235,6 +266,7 @@ class RequestEngine:
     def __init__(self, settings: RequestSettings, *, connect: Connect = connect_to_kafka) -> None:
         self.client_id = new_client_id(settings.credentials)
         self._settings = settings
+        self.tls = settings.tls
         self.spans = spans_of(settings.tracer)
         policy = settings.policy
         self._transport = connect(settings, self.client_id)
@@ -281,9 +313,10 @@ class RequestEngine:
             return dict(self._calls.positions)
 
     def look_up(
-        self, volume: str, bucket: str, keys: Sequence[str], consistency: str, *, with_bytes: bool = False
-    ) -> Future[DoorRows] | None:
-        """Ask a node straight for keys of one bucket; None if no node is connected.
+        self, volume: str, bucket: str, keys: Sequence[str], consistency: str, *, with_bytes: bool = False,
+        page: ListedPage | None = None,
+    ) -> Future[DoorRows] | None:  # fmt: skip
+        """Ask a node straight for keys of one bucket, or for a page of them; None if no node is connected.
 
         With ``with_bytes`` the bytes of inline keys come, too.
         """
@@ -292,6 +325,8 @@ class RequestEngine:
         read = DoorRead(
             consistency=consistency, index=index, volume=volume, bucket=bucket, keys=list(keys), with_bytes=with_bytes
         )
+        if page is not None:
+            read = replace(read, limit=page.limit, prefix=page.prefix, start_after=page.start_after)
         return self._transport.look_up(read, shard)
 
     def submit(self, body: RequestBody, done: Done) -> None:

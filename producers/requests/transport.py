@@ -1,9 +1,9 @@
 """The client's way to Kafka and back: one producer for requests, one consumer for replies (design, section 4).
 
 What belongs here: confluent-kafka, its settings with the reason for each, and nothing about calls. The consumer is
-assigned one partition of ``om.responses`` at its end *before* anything is sent, without a group, and passes on the
-values whose message key is the client's id. The producer has no delivery reports: a response shows that the request
-arrived, and silence that it may not have.
+assigned one partition of ``om.responses``, or of its user's own topic of responses, at its end *before* anything is
+sent, without a group, and passes on the values whose message key is the client's id. The producer has no delivery
+reports: a response shows that the request arrived, and silence that it may not have.
 
 The caller lingers: it decides how many requests :meth:`Transport.send` gets at once, and the producer adds no delay.
 With one produce request in flight per broker, requests that arrive meanwhile are sent together in the next.
@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -25,13 +26,20 @@ from producers.waiting import WORD_EACH_MS, SlowWait
 from schemas.access.credentials import Credentials
 from schemas.access.signatures import sealed_key
 from schemas.codecs.envelopes import enveloped_requests
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import USERNAME, BadKafkaSetting, Brokers, connection
+from schemas.kafka.troubles import ClientError, ConnectionTroubles
 from schemas.records.door import DoorRead
-from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, OM_RESPONSES, SILENT_BROKER_MS
+from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, OM_RESPONSES, REPLY_TO, SILENT_BROKER_MS, responses_topic
 
 logger = logging.getLogger("stratolog.client")
 
 ASK_S = 2.0
 """Time limit of one question to the brokers while connecting; the question is repeated."""
+GRACE_S = 2.0
+"""How long a client tries on whom the brokers refuse: they may learn of a new user a little later."""
+LOGIN_PAUSE_S = 1.0
+"""The least time between two looks at the password's file, while brokers refuse the password."""
 RECEIVE_MESSAGES = 2000
 """Replies that are taken at once, at most."""
 PRODUCER_QUEUE_MESSAGES = 200_000
@@ -52,25 +60,55 @@ class Transport:
     """
 
     def __init__(
-        self, bootstrap_servers: str, client_id: bytes, *, message_timeout_ms: int, connect_timeout_ms: int,
+        self, bootstrap_servers: Brokers, client_id: bytes, *, message_timeout_ms: int, connect_timeout_ms: int,
         credentials: Credentials | None = None,
     ) -> None:  # fmt: skip
         """With ``credentials`` every record of requests is signed, but those that the cluster's secret proves."""
         self._credentials = credentials
         self._client_id = client_id
-        self._bootstrap_servers = bootstrap_servers
+        self._brokers = connection(bootstrap_servers)
+        self._troubles = ConnectionTroubles(bootstrap_servers, _log_connection_error)
+        self._begun_s = self._logged_in_s = time.monotonic()
         deadline_s = time.monotonic() + connect_timeout_ms / 1000
-        check_listening(bootstrap_servers, connect_timeout_ms / 1000)
+        check_listening(self._brokers.servers, connect_timeout_ms / 1000)
         self._patience = SlowWait(f"connecting to {bootstrap_servers}")
-        self._producer = Producer(_producer_settings(bootstrap_servers, message_timeout_ms))
-        self._consumer = Consumer(_consumer_settings(bootstrap_servers, client_id))
+        self._producer = Producer(_producer_settings(self._brokers, message_timeout_ms, self._troubles))
+        self._consumer = Consumer(_consumer_settings(self._brokers, client_id, self._troubles))
         try:
             self.shards = self._partitions(OM_REQUESTS, deadline_s)
-            self.reply_partition = int.from_bytes(client_id, "big") % self._partitions(OM_RESPONSES, deadline_s)
+            self._reply_topic = self._find_reply_topic(deadline_s)
+            partitions = self._partitions(self._reply_topic, deadline_s)
+            self.reply_partition = int.from_bytes(client_id, "big") % partitions
             self._assign_replies(deadline_s)
         except BaseException:
             self._consumer.close()
             raise
+        self._headers: list[tuple[str, str | bytes | None]] = (
+            [(REPLY_TO, self._reply_topic.encode())] if self._reply_topic != OM_RESPONSES else []
+        )
+
+    def _find_reply_topic(self, deadline_s: float) -> str:
+        """Return the topic of this user's own responses if the brokers have one, else the topic that all share."""
+        own = responses_topic(self._brokers.get(USERNAME)) if self._brokers.has_sasl else None
+        last: object = "no answer"
+        while own is not None:
+            try:
+                topics = self._consumer.list_topics(timeout=min(_left_s(deadline_s), ASK_S)).topics
+            except KafkaException as error:
+                last = error.args[0]
+                self._give_up_if_refused()
+            else:
+                # A broker names the topics that this user may use. It may learn of the user's rights a little later.
+                if found := [topic for topic in (own, OM_RESPONSES) if topic in topics]:
+                    return found[0]
+                last = f"{self._who()} may read neither {own} nor {OM_RESPONSES}"
+                if OM_REQUESTS in topics and time.monotonic() > self._begun_s + GRACE_S:
+                    raise self._not_connected(str(last))
+            self._patience.still(last)
+            if time.monotonic() > deadline_s:
+                raise self._not_connected(str(last))
+            time.sleep(0.1)
+        return OM_RESPONSES
 
     def _partitions(self, topic: str, deadline_s: float) -> int:
         """Return the number of partitions of a topic that exists."""
@@ -80,6 +118,7 @@ class Transport:
                 metadata = self._consumer.list_topics(topic, timeout=min(left_s, ASK_S)).topics[topic]
             except KafkaException as error:
                 last = error.args[0]
+                self._give_up_if_refused()
                 self._patience.still(last)
                 time.sleep(0.1)
                 continue
@@ -87,12 +126,15 @@ class Transport:
                 return len(metadata.partitions)
             # Some brokers may not know a topic yet that was made a moment ago.
             last = metadata.error
+            is_forbidden = metadata.error is not None and metadata.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+            if is_forbidden and time.monotonic() > self._begun_s + GRACE_S:
+                raise self._not_connected(f"topic {topic}: {self._who()} may not use it: {last}")
             self._patience.still(f"topic {topic}: {last}")
             time.sleep(0.1)
         raise self._not_connected(f"topic {topic}: {last}")
 
     def _assign_replies(self, deadline_s: float) -> None:
-        partition = TopicPartition(OM_RESPONSES, self.reply_partition)
+        partition = TopicPartition(self._reply_topic, self.reply_partition)
         while True:
             try:
                 _, end = self._consumer.get_watermark_offsets(partition, timeout=min(_left_s(deadline_s), ASK_S))
@@ -104,10 +146,37 @@ class Transport:
                     raise self._not_connected(f"end of {partition.topic}-{partition.partition}: {error}") from error
                 time.sleep(0.1)
         self._next_reply = end
-        self._consumer.assign([TopicPartition(OM_RESPONSES, self.reply_partition, end)])
+        self._consumer.assign([TopicPartition(self._reply_topic, self.reply_partition, end)])
+
+    def _who(self) -> str:
+        user = self._brokers.get(USERNAME)
+        return f"user {user!r}" if user else "this client"
+
+    def _give_up_if_refused(self) -> None:
+        """Raise NotConnected if waiting will not help: wrong credentials, or a certificate that is not trusted."""
+        self._producer.poll(0)
+        if self._troubles.is_refused and time.monotonic() > self._begun_s + GRACE_S:
+            raise self._not_connected(f"{self._who()} was refused: {self._troubles}")
 
     def _not_connected(self, message: str) -> NotConnected:
-        return NotConnected(NOT_CONNECTED, f"brokers {self._bootstrap_servers}: {message}")
+        known = f" ({self._troubles})" if self._troubles and str(self._troubles) not in message else ""
+        return NotConnected(NOT_CONNECTED, f"brokers {self._brokers}: {message}{known}")
+
+    def _log_in_again(self) -> None:
+        """Read the password again, which may have been changed since: brokers refuse the old one on new connections."""
+        now_s = time.monotonic()
+        if not self._troubles.is_refused or not self._brokers.has_sasl or now_s - self._logged_in_s < LOGIN_PAUSE_S:
+            return
+        self._logged_in_s = now_s
+        self._troubles.clear()
+        try:
+            password = self._brokers.password()
+        except BadKafkaSetting as error:
+            logger.warning("%s", error)
+            return
+        logger.info("the brokers refuse %s: its password is read again", self._who())
+        for kafka in (self._producer, self._consumer):
+            kafka.set_sasl_credentials(self._brokers.get(USERNAME), password)
 
     def send(self, calls: Iterable[Call]) -> None:
         """Pass requests to the producer, in order.
@@ -130,12 +199,15 @@ class Transport:
         if call.proof is None and self._credentials is not None:
             key = sealed_key(self._credentials, call.value, key)
         try:
-            self._producer.produce(OM_REQUESTS, call.value, key, call.shard)
+            self._producer.produce(OM_REQUESTS, call.value, key, call.shard, headers=self._headers)
         except (BufferError, KafkaException) as error:
             logger.warning("a request was not taken by the producer: %s", error)
 
     def _send_requests(self, by_shard: Mapping[int, list[bytes]]) -> None:
         for shard, requests in by_shard.items():
+            if self._headers:
+                self._send_with_headers(shard, requests)
+                continue
             values = self._records_of(requests)
             try:
                 taken = self._producer.produce_batch(OM_REQUESTS, values, partition=shard)
@@ -147,6 +219,20 @@ class Transport:
                 logger.warning(
                     "%d of %d records of requests were not taken by the producer", len(values) - taken, len(values)
                 )
+
+    def _send_with_headers(self, shard: int, requests: Sequence[bytes]) -> None:
+        """Send records one by one, because librdkafka has no batches of records with headers."""
+        records = self._records_of(requests)
+        for number, one in enumerate(records):
+            try:
+                self._producer.produce(
+                    OM_REQUESTS, one["value"], one.get("key"), partition=shard, headers=self._headers
+                )
+            except (BufferError, KafkaException) as error:
+                logger.warning(
+                    "%d records of requests were not taken by the producer: %s", len(records) - number, error
+                )
+                return
 
     def _records_of(self, requests: Sequence[bytes]) -> list[dict[str, bytes]]:
         signer = self._credentials
@@ -182,8 +268,8 @@ class Transport:
         """
         with suppress(KafkaException):
             self._consumer.close()
-        self._consumer = Consumer(_consumer_settings(self._bootstrap_servers, self._client_id))
-        self._consumer.assign([TopicPartition(OM_RESPONSES, self.reply_partition, self._next_reply)])
+        self._consumer = Consumer(_consumer_settings(self._brokers, self._client_id, self._troubles))
+        self._consumer.assign([TopicPartition(self._reply_topic, self.reply_partition, self._next_reply)])
 
     def look_up(self, read: DoorRead, shard: int) -> None:
         """Return nothing: brokers have no rows."""
@@ -195,6 +281,7 @@ class Transport:
     def serve(self) -> None:
         """Take failed deliveries off the producer's queue of events; must be called regularly."""
         self._producer.poll(0)
+        self._log_in_again()
 
     def close(self) -> None:
         """Close both connections; requests that no broker has taken yet are dropped."""
@@ -225,7 +312,7 @@ class _BrokersDown:
     def __init__(self) -> None:
         self._told_s = float("-inf")
 
-    def __call__(self, error: KafkaError) -> None:
+    def __call__(self, error: ClientError) -> None:
         # librdkafka reconnects by itself and reports each attempt. That no broker is left is worth a person's
         # attention.
         now_s = time.monotonic()
@@ -239,22 +326,26 @@ class _BrokersDown:
 _log_connection_error = _BrokersDown()
 
 
-def common_settings(bootstrap_servers: str) -> dict[str, object]:
+def common_settings(bootstrap_servers: Brokers, troubles: ConnectionTroubles) -> dict[str, Any]:
     """Return librdkafka's settings for every connection of a client."""
-    return {
-        "bootstrap.servers": bootstrap_servers,
-        "error_cb": _log_connection_error,
-        "socket.nagle.disable": True,
-        "reconnect.backoff.ms": 50,
-        "reconnect.backoff.max.ms": 1_000,
-        "socket.timeout.ms": SILENT_BROKER_MS,
-        # Errors arrive by error_cb; librdkafka's own lines on stderr would spoil the output of the calling program.
-        "log_level": 0,
-    }
+    return client_settings(
+        bootstrap_servers,
+        {
+            "error_cb": troubles,
+            "socket.nagle.disable": True,
+            "reconnect.backoff.ms": 50,
+            "reconnect.backoff.max.ms": 1_000,
+            "socket.timeout.ms": SILENT_BROKER_MS,
+            # Errors arrive by error_cb; librdkafka's own lines on stderr would spoil the output of the calling program.
+            "log_level": 0,
+        },
+    )
 
 
-def _producer_settings(bootstrap_servers: str, message_timeout_ms: int) -> dict[str, object]:
-    return common_settings(bootstrap_servers) | {
+def _producer_settings(
+    brokers: Brokers, message_timeout_ms: int, troubles: ConnectionTroubles
+) -> dict[str, Any]:  # fmt: skip
+    return common_settings(brokers, troubles) | {
         # With fewer acknowledgements, a broker that is cut off from the others would take every request, and lose it.
         "acks": "all",
         "enable.idempotence": False,
@@ -270,8 +361,8 @@ def _producer_settings(bootstrap_servers: str, message_timeout_ms: int) -> dict[
     }
 
 
-def _consumer_settings(bootstrap_servers: str, client_id: bytes) -> dict[str, object]:
-    return common_settings(bootstrap_servers) | {
+def _consumer_settings(brokers: Brokers, client_id: bytes, troubles: ConnectionTroubles) -> dict[str, Any]:
+    return common_settings(brokers, troubles) | {
         # librdkafka requires a name; the client joins no group and commits nothing.
         "group.id": f"stratolog-client-{client_id.hex()}",
         "enable.auto.commit": False,

@@ -61,8 +61,8 @@ class Store(StoreView, Protocol):
     def sync(self) -> None:
         """Make everything written so far survive a loss of power; without this call the last writes may not."""
 
-    def snapshot(self) -> StoreSnapshot:
-        """Return a snapshot of all families. It is exact only if nobody writes meanwhile (hold the apply lock)."""
+    def snapshot(self, families: Iterable[str] | None = None) -> StoreSnapshot:
+        """Return a snapshot of all families, or of some; exact only if nobody writes meanwhile (hold the apply lock)."""
 
     def checkpoint(self, name: str) -> None:
         """Create a checkpoint of everything written so far; replaces one of the same name.
@@ -143,6 +143,9 @@ class Log(Protocol):
         Raises OffsetOutOfRange if ``offset`` is below the first one kept or beyond the end, BrokenLog if the next
         record fails its checksum.
         """
+
+    def rest(self) -> None:
+        """Keep nothing ready for another :meth:`read`: none is to be expected soon. For the thread that reads."""
 
     def appender(self) -> Appender:
         """Return a fresh appender."""

@@ -12,8 +12,8 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import Event
 
@@ -78,8 +78,17 @@ class Claimer:
         Raises UnfitToLead, LogUnavailable if the brokers do not answer, AheadOfLog if the log is not the one that this
         replica has read.
         """
-        with self.replica.reading_again():
+        with self._reading():
             return self._claim(appender, stop)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Let the log rest when the code within has read what it needs."""
+        with self.replica.reading_again():
+            try:
+                yield
+            finally:
+                self.log.rest()
 
     def _claim(self, appender: Appender, stop: Event) -> Leader | None:
         self.read_to(self._log_end())
@@ -118,7 +127,7 @@ class Claimer:
 
         If the brokers do not answer, the follower reads them instead, before the next record that it applies.
         """
-        with suppress(LogUnavailable), self.replica.reading_again():
+        with suppress(LogUnavailable), self._reading():
             self.read_to(self._log_end())
 
     def _log_end(self) -> int:
@@ -189,7 +198,7 @@ class Claimer:
         and hold a claim in its place. The leader's own records were not lost with it then, so its appends go on.
         Raises AheadOfLog in that case.
         """
-        with self.replica.reading_again():
+        with self._reading():
             self._read_foreign(end)
 
     def _read_foreign(self, end: int) -> None:

@@ -204,6 +204,7 @@ class ReplicatedDatabase:
     def resign(self) -> None:
         """Settle what is in flight, stop leading, and go on following."""
         self._following.set()
+        self._loop.wake()
 
     @property
     def leading(self) -> bool:

@@ -30,14 +30,19 @@ from replicated_db.core.log.log_reads import EndPatience, read_log
 from replicated_db.core.log.quorum import Judgement, Quorum
 from replicated_db.core.log.reading import Reading
 from replicated_db.core.ports import Log, LogUnavailable
+from replicated_db.shell.kafka.credentials import faust_credentials
 from replicated_db.shell.kafka.faust_transport import FLOWING_WAIT_MS, FollowerTransport
+from replicated_db.shell.kafka.quiet_monitor import QuietMonitor
 from replicated_db.shell.leader_loop import LeaderLoop, Publisher
 from replicated_db.shell.logs import Note
 from replicated_db.shell.startup import ADMIN_TIMEOUT_S
 from replicated_db.shell.web.http_guard import HttpGuard
 from replicated_db.shell.web.node_web import NodeWeb
 from schemas.codecs.codec import Undecodable, decode_as
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers, connection
 from schemas.records.messages import AuditReport
+from schemas.security.tls import ProcessTls
 from schemas.topics import MAX_MESSAGE_BYTES, SILENT_BROKER_MS
 
 if TYPE_CHECKING:
@@ -71,22 +76,23 @@ IDLE_FOR_GOOD_S = 10 * 365 * 86_400.0
 
 
 def make_app(
-    name: str, *, bootstrap_servers: str, host: str, port: int, data_dir: Path, fatal: Callable[[BaseException], None],
+    name: str, *, bootstrap_servers: Brokers, host: str, port: int, data_dir: Path, fatal: Callable[[BaseException], None],
     follows: Iterable[tuple[str, int]] | None = None, placed: int | None = None, flowing_wait_ms: int = FLOWING_WAIT_MS,
-    guard: HttpGuard | None = None, middlewares: Sequence[Any] = (),
+    guard: HttpGuard | None = None, middlewares: Sequence[Any] = (), tls: ProcessTls | None = None,
 ) -> faust.App:  # fmt: skip
     """Return the Faust app of this process. ``name`` is its group id, fresh for each start; ``fatal`` ends the process.
 
     The app's web server listens on ``host``:``port`` and serves what ``guard`` lets through. Without a guard it serves
-    nothing that changes anything. ``middlewares`` of aiohttp stand behind the guard. With ``follows``, only these
-    (topic, partition) pairs are fetched, until
+    nothing that changes anything. ``middlewares`` of aiohttp stand behind the guard. With ``tls`` the server speaks TLS
+    alone. With ``follows``, only these (topic, partition) pairs are fetched, until
     ``FollowerTransport.follow`` names more. With ``placed``, the topics may grow: the group has offsets for this many
     partitions of each topic, and partitions added later are read from their beginning. ``flowing_wait_ms`` is how long
     a broker may gather records while they flow.
     """
     app = faust.App(
         name,
-        broker=";".join(f"kafka://{server}" for server in bootstrap_servers.split(",")),
+        broker=";".join(f"kafka://{server}" for server in connection(bootstrap_servers).servers.split(",")),
+        broker_credentials=faust_credentials(bootstrap_servers),
         store="memory://",
         value_serializer="raw",
         key_serializer="raw",
@@ -106,8 +112,9 @@ def make_app(
         broker_commit_interval=60.0,
         # A follower without partitions fetches nothing. At the poll interval's end it would leave the group for good.
         broker_max_poll_interval=IDLE_FOR_GOOD_S,
+        monitor=QuietMonitor(),
     )
-    app.web = NodeWeb(app)
+    app.web = NodeWeb(app, None if tls is None else tls.server(needs_certificate=False))
     app.transport = FollowerTransport(
         app.conf.broker_consumer, app, fatal=fatal, follows=follows, placed=placed, flowing_wait_ms=flowing_wait_ms
     )
@@ -115,7 +122,7 @@ def make_app(
 
 
 def place_group(
-    bootstrap_servers: str, group: str, *, log_topic: str, audit_topic: str, replicas: Mapping[int, Replica],
+    bootstrap_servers: Brokers, group: str, *, log_topic: str, audit_topic: str, replicas: Mapping[int, Replica],
     partitions: int,
 ) -> None:  # fmt: skip
     """Set the fresh group's offsets: the log directly after each replica's position, reports at their end.
@@ -123,7 +130,7 @@ def place_group(
     Partitions of the log without a replica are placed at their beginning. Raises LogUnavailable if the brokers do not
     accept the offsets.
     """
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    admin = AdminClient(client_settings(bootstrap_servers))
     others = [TopicPartition(log_topic, shard) for shard in range(partitions) if shard not in replicas]
     try:
         ends = admin.list_offsets(
@@ -256,7 +263,10 @@ class Follower:
         It runs beside the event loop, because brokers may be slow.
         """
         with self._replicas[shard].reading_again():
-            self._fill(shard, end)
+            try:
+                self._fill(shard, end)
+            finally:
+                self._logs[shard].rest()
 
     def _fill(self, shard: int, end: int) -> None:
         replica = self._replicas[shard]

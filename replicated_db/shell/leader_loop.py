@@ -36,8 +36,8 @@ from schemas.records.log import RequestPosition
 if TYPE_CHECKING:
     from replicated_db.shell.tracing.leader_spans import LeaderSpans
 
-IDLE_WAIT_S = 0.01
-"""How long an idle leader waits for a proposal before it looks at ticks and barriers."""
+IDLE_WAIT_S = 0.05
+"""How long an idle leader waits for a proposal before it looks at barriers. Readers, and who stops it, wake it."""
 
 REPORT_WAIT_S = 0.002
 PIPELINE_BATCH = 100
@@ -112,7 +112,7 @@ class LeaderLoop:
             replica, log, service, limits, clock=clock, ids=ids, address=address,
             on_turn=self._on_turn, on_offered=self._publish,
         )  # fmt: skip
-        self._read_indexes = ReadIndexes(replica.identity.shard, self._wake)
+        self._read_indexes = ReadIndexes(replica.identity.shard, self.wake)
         self._taking: Intake | None = None
         self._one_at_a_time = Lock()
         self._on_settled = on_settled
@@ -141,7 +141,8 @@ class LeaderLoop:
         """Ask for a read index. Many askers share one Tick. The future fails with NotLeading."""
         return self._read_indexes.ask()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """End a wait for proposals: there is something else to do."""
         if (intake := self._taking) is not None:
             intake.wake()
 
@@ -231,7 +232,6 @@ class LeaderLoop:
                 raise Deposed(f"shard {self.replica.identity.shard} is flagged: {self.replica.evidence}")
             if self._turned_ms - self._appended_ms > QUIET_MS:
                 self._let_rest(False)
-            busy = leader.in_flight > 0
             self._poll(leader, appender, REPORT_WAIT_S if leader.in_flight >= self._limits.max_in_flight else 0)
             if stop.is_set():
                 if self._drain(leader, appender):
@@ -239,17 +239,18 @@ class LeaderLoop:
                 continue
             self._barriers_and_ticks(leader, appender)
             if leader.in_flight < self._limits.max_in_flight:
-                self._fill(leader, appender, intake, busy=busy)
+                self._fill(leader, appender, intake)
 
     def _let_rest(self, rests: bool) -> None:
         if rests is not self._rests:
             self._rests = rests
             self.on_rest(rests)
 
-    def _fill(self, leader: Leader, appender: Appender, intake: Intake, *, busy: bool) -> None:
+    def _fill(self, leader: Leader, appender: Appender, intake: Intake) -> None:
         """Execute the queued proposals; seal unless it pays to wait for more."""
         room = self._limits.max_batch_requests - leader.building
-        waiting = busy or leader.building > 0
+        # A Tick in flight counts: whoever waits for it must not wait for a proposal too.
+        waiting = leader.in_flight > 0 or leader.building > 0
         proposals = self._held or intake.take(room, 0 if waiting else IDLE_WAIT_S)
         elapsed_ms = self._clock.elapsed_ms()
         if leader.is_stale(elapsed_ms):

@@ -22,6 +22,8 @@ from replicated_db.core.log.position import Position
 from replicated_db.core.ports import Clock, StoreSnapshot
 from replicated_db.core.tables.digests import Digests
 from schemas.codecs.codec import encode
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from schemas.records.messages import Evidence
 from schemas.topics import MAX_MESSAGE_BYTES, SILENT_BROKER_MS
 
@@ -60,7 +62,7 @@ class AuditReports:
     """
 
     def __init__(
-        self, bootstrap_servers: str, topic: str, clock: Clock, log: Callable[[str], None],
+        self, bootstrap_servers: Brokers, topic: str, clock: Clock, log: Callable[[str], None],
         fatal: Callable[[BaseException], None], observe: Callable[[Replica, Offered], None] | None = None,
     ) -> None:  # fmt: skip
         """``observe`` is called with every counting record that this process applies, on the thread that applies it."""
@@ -77,20 +79,22 @@ class AuditReports:
         # Scans of different shards wait for each other: they are background work.
         self._scrubber = ThreadPoolExecutor(max_workers=1, thread_name_prefix="scrub")
         self._producer = Producer(
-            {
-                "bootstrap.servers": bootstrap_servers,
-                # A broker that is cut off from the others would acknowledge everything and lose it.
-                "acks": "all",
-                "linger.ms": 0,
-                "message.max.bytes": MAX_MESSAGE_BYTES,
-                "queue.buffering.max.messages": QUEUE_MAX_MESSAGES,
-                "delivery.report.only.error": True,
-                # The topic may grow. librdkafka refuses partitions that it does not know, and by default asks about new
-                # ones every five minutes.
-                "topic.metadata.refresh.interval.ms": SILENT_BROKER_MS,
-                "reconnect.backoff.max.ms": 1000,
-                "socket.timeout.ms": SILENT_BROKER_MS,
-            }
+            client_settings(
+                bootstrap_servers,
+                {
+                    # A broker that is cut off from the others would acknowledge everything and lose it.
+                    "acks": "all",
+                    "linger.ms": 0,
+                    "message.max.bytes": MAX_MESSAGE_BYTES,
+                    "queue.buffering.max.messages": QUEUE_MAX_MESSAGES,
+                    "delivery.report.only.error": True,
+                    # The topic may grow. librdkafka refuses partitions that it does not know, and by default asks about
+                    # new ones every five minutes.
+                    "topic.metadata.refresh.interval.ms": SILENT_BROKER_MS,
+                    "reconnect.backoff.max.ms": 1000,
+                    "socket.timeout.ms": SILENT_BROKER_MS,
+                },
+            )
         )
 
     def publish(self, replica: Replica, outcome: Offered) -> None:

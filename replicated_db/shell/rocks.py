@@ -369,12 +369,13 @@ class RocksStore(RocksView):
         except Exception as error:
             raise _failure("sync", error) from error
 
-    def snapshot(self) -> RocksSnapshot:
-        """Return snapshots of all families."""
+    def snapshot(self, families: Iterable[str] | None = None) -> RocksSnapshot:
+        """Return a snapshot of all families, or of some: it costs an iterator for each."""
         if not self._tables:
             raise StoreFailure("RocksDB: the store is closed")
         try:
-            snapshot = RocksSnapshot(self._tables)
+            tables = self._tables if families is None else {name: self._tables[name] for name in families}
+            snapshot = RocksSnapshot(tables)
         except Exception as error:
             raise _failure("snapshot", error) from error
         self._snapshots.add(snapshot)

@@ -9,13 +9,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import NeedsCheckpoint, StopProcess
 from replicated_db.core.log.log_reads import END_BEHIND_WAIT_S
 from replicated_db.core.ports import Log, LogUnavailable, OffsetOutOfRange
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
+from schemas.kafka.troubles import ConnectionTroubles
 from schemas.topics import LOG_SETTINGS, UNCOMPRESSED
 
 ADMIN_TIMEOUT_S = 10.0
@@ -40,7 +43,7 @@ class Topics:
 
 
 def check_topics(
-    bootstrap_servers: str,
+    bootstrap_servers: Brokers,
     log_topic: str,
     others: Sequence[str],
     settings: Mapping[str, Mapping[str, str]] | None = None,
@@ -53,7 +56,9 @@ def check_topics(
     wanted = {log_topic: LOG_SETTINGS, **(settings or {})}
     # Log notices and worse: when it ends, librdkafka reports answers that nobody waits for any more.
     timeout_ms = int(ADMIN_TIMEOUT_S * 1000)
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "socket.timeout.ms": timeout_ms, "log_level": 5})
+    troubles = ConnectionTroubles(bootstrap_servers)
+    own = {"socket.timeout.ms": timeout_ms, "log_level": 5, "error_cb": troubles}
+    admin = AdminClient(client_settings(bootstrap_servers, own))
     try:
         brokers = admin.list_topics(timeout=ADMIN_TIMEOUT_S).brokers
         described = admin.describe_topics(TopicCollection([log_topic, *others]), request_timeout=ADMIN_TIMEOUT_S)
@@ -64,6 +69,9 @@ def check_topics(
             except KafkaException as error:
                 if error.args[0].code() < 0:  # the client's own errors: nobody has answered
                     raise
+                if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    # A broker may learn of a right that was given a moment ago a little later.
+                    raise LogUnavailable(f"topic {name}: {error.args[0].str()}: this process may not use it") from error
                 raise WrongSetting(f"topic {name}: {error.args[0].str()}") from error
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in wanted]
         # librdkafka asks each broker for that broker's own settings, and takes one broker per call.
@@ -74,7 +82,8 @@ def check_topics(
             for resource, future in admin.describe_configs(call, request_timeout=ADMIN_TIMEOUT_S).items()
         }
     except KafkaException as error:
-        raise LogUnavailable(str(error)) from error
+        admin.poll(0)
+        raise LogUnavailable(f"{error}: {troubles}" if troubles else str(error)) from error
     for (kind, name), config in configs.items():
         if name in wanted:
             _check(f"topic {name}", config, wanted[name])
@@ -134,6 +143,8 @@ def check_replica(
         entries = log.read(offset, 1, ADMIN_TIMEOUT_S)
     except OffsetOutOfRange:
         entries = []
+    finally:
+        log.rest()
     if not entries:
         raise LogUnavailable(f"shard {replica.identity.shard}: offset {offset} could not be read")
     replica.adopt_topic(log.topic_id(), entries[0].value)

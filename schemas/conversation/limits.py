@@ -18,7 +18,7 @@ from schemas.codecs.codec import HEADER_BYTES, Undecodable, decode
 from schemas.codecs.registry import MARKER, registry
 from schemas.records.packets import MAX_RECORD_BYTES, Frame, Kind
 
-LARGE_REQUESTS = frozenset({"PutBlock", "WriteChunk", "Forwarded"})
+LARGE_REQUESTS = frozenset({"PutBlock", "WriteChunk", "Forwarded", "WriteBlocks"})
 LARGE_ANSWERS = frozenset({"BlockInfo", "ContainerBlocks"})
 """Records that contain bytes of blocks, or checksums, and may therefore fill a frame. Decoded, they take about as much
 memory as encoded (rows of ContainerBlocks take more, but only datanodes that were asked send them). All other records

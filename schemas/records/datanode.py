@@ -100,6 +100,102 @@ class BlockWatched:
 
 
 @record
+class WholeBlock:
+    """A block with its length, and the packed CRC32C of each of its cells."""
+
+    container_id: int
+    local_id: int
+    length: int
+    checksums: bytes
+
+
+@record
+class OpenBlocks:
+    """What WriteBlocks begins with: the blocks, and whom each datanode sends them on to."""
+
+    partition: int
+    bytes_per_checksum: int
+    watch_timeout_ms: int
+    blocks: list[WholeBlock]
+    routes: list[Route]
+
+
+@record
+class WriteBlocks:
+    """Whole small blocks of one pipeline: opening, bytes, end and commit of each in one message.
+
+    ``opening`` is an encoded OpenBlocks; ``data`` has the bytes of all blocks, one after the other.
+    """
+
+    opening: bytes
+    data: bytes
+
+
+@record
+class BlockOutcome:
+    """What became of one of several blocks; ``code`` is empty if it went well."""
+
+    code: str
+    message: str
+    bcs_id: int
+
+
+@record
+class BlocksWritten:
+    """Answer to WriteBlocks; ``watched`` names the members that have applied and verified all that is committed."""
+
+    datanode: str
+    leader: str
+    outcomes: list[BlockOutcome]
+    watched: list[str]
+
+
+@record
+class PutBlocks:
+    """Commits the lengths of several blocks through the log of their pipeline, in one entry."""
+
+    partition: int
+    bytes_per_checksum: int
+    blocks: list[WholeBlock]
+
+
+@record
+class BlocksCommitted:
+    """Answer to PutBlocks, by the pipeline's ``leader``."""
+
+    leader: str
+    outcomes: list[BlockOutcome]
+
+
+@record
+class BlockLength:
+    """A block, and a committed length of it."""
+
+    container_id: int
+    local_id: int
+    length: int
+
+
+@record
+class WatchBlocks:
+    """Asks a replica whether it has several blocks, as WatchBlock asks about one."""
+
+    partition: int
+    bcs_id: int
+    timeout_ms: int
+    blocks: list[BlockLength]
+
+
+@record
+class BlocksWatched:
+    """Answer to WatchBlocks: whether this replica has all of them."""
+
+    datanode: str
+    bcs_id: int
+    satisfied: bool
+
+
+@record
 class GetBlock:
     """Asks for the committed state of a block."""
 

@@ -32,7 +32,8 @@ class DoorLeaders:
 class DoorRead:
     """Looks up keys of one bucket; ``index`` is what the replica must have applied, for session reads.
 
-    ``with_bytes`` asks for the bytes of inline keys, too.
+    ``with_bytes`` asks for the bytes of inline keys, too. With a ``limit`` it names no keys and asks for a page of the
+    bucket's: so many at most, whose names begin with ``prefix`` and come after ``start_after``.
     """
 
     consistency: str
@@ -41,6 +42,9 @@ class DoorRead:
     bucket: str
     keys: list[str]
     with_bytes: bool = False
+    limit: int = 0
+    prefix: str = ""
+    start_after: str = ""
 
 
 @record
@@ -49,7 +53,7 @@ class DoorRows:
 
     ``status`` is OK, or why nothing was looked up; ``shard`` and ``index`` are the shard that was read and the last
     index that was applied there. With ``with_bytes``, ``data`` has for each key its bytes, None if it is not inline;
-    rows and bytes are of one moment.
+    rows and bytes are of one moment. ``more``: keys follow behind this page of a listing.
     """
 
     status: str
@@ -58,3 +62,4 @@ class DoorRows:
     index: int
     rows: list[bytes | None]
     data: list[bytes | None] = field(default_factory=list)
+    more: bool = False

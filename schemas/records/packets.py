@@ -32,9 +32,13 @@ from crc32c import crc32c
 
 from schemas.records.record import record
 
-VERSION = 1
+FRAME_VERSION = 1
+"""Version of the header's layout, as each frame carries it."""
+VERSION = 2
 MIN_VERSION = 1
-"""Versions of the framing that this software speaks, lowest and highest."""
+"""Versions of the conversation that this software speaks, highest and lowest, as HELLO carries them."""
+SMALL_BLOCKS_VERSION = 2
+"""From this version on, a datanode knows WriteBlocks, PutBlocks and WatchBlocks."""
 
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024 + 64 * 1024
 """Largest payload: a chunk of the old way, and what its record adds."""
@@ -48,6 +52,10 @@ PACKET_BYTES = 64 * 1024
 """Usual payload of a DATA frame."""
 CELL_BYTES = 64 * 1024
 """Usual size of a checksum cell: the bytes of a block that one CRC32C covers."""
+MAX_BLOCKS_TOGETHER = 64
+"""Blocks in one WriteBlocks, PutBlocks or WatchBlocks."""
+MAX_BYTES_TOGETHER = 2 * 1024 * 1024
+"""Bytes of blocks in one WriteBlocks."""
 MAX_ROUTES = 7
 """Datanodes in one spanning tree."""
 
@@ -110,7 +118,7 @@ def encode_header(kind: Kind, stream: int, sequence: int, offset: int, length: i
 
     The numbers are the caller's to keep within their fields; one that is not raises struct.error.
     """
-    fixed = _FIXED.pack(_MAGIC, VERSION, kind, length, stream, sequence, offset, crc)
+    fixed = _FIXED.pack(_MAGIC, FRAME_VERSION, kind, length, stream, sequence, offset, crc)
     return fixed + _CHECK.pack(crc32c(fixed))
 
 
@@ -128,8 +136,8 @@ def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
         raise BadFrame(f"a frame begins with {magic!r}, not {_MAGIC!r}")
     if _CHECK.unpack_from(data, _FIXED.size)[0] != crc32c(memoryview(data)[: _FIXED.size]):
         raise BadFrame("the checksum of a frame's header is wrong")
-    if not MIN_VERSION <= version <= VERSION:
-        raise BadFrame(f"framing version {version}; {MIN_VERSION} to {VERSION} are spoken here")
+    if version != FRAME_VERSION:
+        raise BadFrame(f"framing version {version}; {FRAME_VERSION} is spoken here")
     known = _KINDS.get(kind)
     if known is None:
         raise BadFrame(f"unknown kind of frame: {kind}")

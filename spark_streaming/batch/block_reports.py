@@ -7,6 +7,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from schemas.codecs.codec import decode_as
 from schemas.column_families import BLOCK_TABLE
+from schemas.kafka.connection import Brokers
 from schemas.records.datanode import BlockReport
 from spark_streaming.batch import counting, oracle
 from spark_streaming.batch.core.stored_bytes import Json, ScanHead, blocks_result, newest_scans
@@ -16,7 +17,7 @@ from spark_streaming.records.decode import RECORD_TYPE, column_of, decoded
 from spark_streaming.records.transforms import BLOCK_REPORT, without_fields
 
 
-def judge_blocks(session: SparkSession, bootstrap_servers: str, view: LogView) -> dict[int, Json]:
+def judge_blocks(session: SparkSession, bootstrap_servers: Brokers, view: LogView) -> dict[int, Json]:
     """Compare the members' reports of stored bytes with the log's rows; a pipeline without a report has no entry.
 
     A trimmed log does not give the rows: there the members are compared with each other.

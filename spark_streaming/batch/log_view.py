@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
+from schemas.kafka.connection import Brokers
 from spark_streaming.batch import counting
 from spark_streaming.batch.core.gathering import FactRow, PartitionFacts, facts_from
 from spark_streaming.records import sources
@@ -36,7 +37,7 @@ class LogView:
         return sorted(set(range(shards)) | set(self.facts))
 
 
-def open_view(session: SparkSession, bootstrap_servers: str, log: AuditedLog) -> LogView:
+def open_view(session: SparkSession, bootstrap_servers: Brokers, log: AuditedLog) -> LogView:
     """Read a log to its current end; close the view with ``effective.unpersist()``."""
     records = sources.bounded(session, sources.log_source(bootstrap_servers, [log]))
     effective = counting.effective_records(records).persist()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
+from schemas.kafka.connection import Brokers
 from schemas.topics import OM_RESPONSES
 from spark_streaming.batch import counting
 from spark_streaming.batch.acknowledgements import unfounded
@@ -17,7 +18,7 @@ from spark_streaming.batch.semantics import LogRows, as_json, semantic_findings
 from spark_streaming.records import sources
 
 
-def check_meaning(session: SparkSession, bootstrap_servers: str, views: Sequence[LogView], read_at_ms: int) -> Json:
+def check_meaning(session: SparkSession, bootstrap_servers: Brokers, views: Sequence[LogView], read_at_ms: int) -> Json:
     """Return {"findings": [...], "left_out": [why, ...]}; ``views``: of the Object Manager's log, and of pipelines'.
 
     ``read_at_ms``: when the reading of the logs began. Partitions whose rows the log alone does not give are left out,

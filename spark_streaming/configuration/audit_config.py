@@ -3,6 +3,8 @@
 Example::
 
     {"bootstrap_servers": "127.0.0.1:9092", "jars_dir": "/path/to/jars", "work_dir": "/path/to/work"}
+
+``kafka`` holds ``kafka.*`` settings, for brokers that want TLS or a login (``schemas.kafka.connection``).
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from schemas.kafka.connection import Brokers, connection
+from schemas.security.tls import ProcessTls, TlsFiles
 from schemas.topics import OM_STATS, OM_VERDICTS
 from spark_streaming.records.logs import KNOWN_LOGS, AuditedLog
 from spark_streaming.records.session import LOOPBACK, SparkSettings
@@ -34,6 +38,7 @@ class AuditConfig:
     throughput, for ``stats_topic``. ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been
     trimmed away. ``addresses``: by the name of a log, ``host:port`` of the HTTP servers of its nodes; where a replica
     is ``diverged`` they are asked which keys differ.
+    ``tls_ca_file``, ``tls_certificate_file``: PEM files by which they are asked in TLS; without the first, in clear.
     ``checkpoint``: where the query keeps offsets and state, if not under ``work_dir``: executors on other machines
     write there too, so it is a folder of a file system that all share, under the same path. ``driver_host``: with a
     ``master`` of another machine, the name of this one. Under ``spark-submit`` its options replace ``master``,
@@ -42,7 +47,7 @@ class AuditConfig:
     ``nice``: the niceness of the running audit's processes, 0 to 19. Where processors are short, requests go first.
     """
 
-    bootstrap_servers: str
+    bootstrap_servers: Brokers
     work_dir: Path
     checkpoint: Path | None = None
     jars_dir: Path | None = None
@@ -69,6 +74,8 @@ class AuditConfig:
     stats_topic: str = OM_STATS
     cluster: str = ""
     addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    tls_ca_file: Path | None = None
+    tls_certificate_file: Path | None = None
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -95,6 +102,12 @@ class AuditConfig:
         """Limits of a shard's audit."""
         return MatchingLimits(report_timeout_ms=self.report_timeout_ms, scan_timeout_ms=self.scan_timeout_ms)
 
+    def tls(self) -> ProcessTls | None:
+        """Return how nodes are asked in TLS, None if in clear; raises TlsUnusable, a ValueError, for unusable files."""
+        if self.tls_ca_file is None:
+            return None
+        return ProcessTls(TlsFiles(ca=self.tls_ca_file, certificate=self.tls_certificate_file))
+
     def spark(self, *, submitted: bool = False) -> SparkSettings:
         """Return the session's settings; raises ValueError if no jar is named, but by spark-submit."""
         jars = self.jars or tuple(sorted(self.jars_dir.glob("*.jar")) if self.jars_dir else ())
@@ -115,7 +128,7 @@ class AuditConfig:
 
 MAX_PORT = 65_535
 MAX_NICE = 19
-_PATHS = ("work_dir", "checkpoint", "jars_dir")
+_PATHS = ("work_dir", "checkpoint", "jars_dir", "tls_ca_file", "tls_certificate_file")
 _POSITIVE = ("report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_trigger", "reports_per_trigger",
              "shuffle_partitions", "window_seconds", "windows_trigger_ms")  # fmt: skip
 
@@ -123,13 +136,14 @@ _POSITIVE = ("report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_
 def config_from(values: Mapping[str, Any]) -> AuditConfig:
     """Return a configuration from plain values; raises ValueError naming what is unknown, missing or wrong."""
     known = {one.name: one for one in fields(AuditConfig)}
-    unknown = sorted(set(values) - set(known))
+    unknown = sorted(set(values) - {*known, "kafka"})
     if unknown:
         raise ValueError(f"unknown settings: {', '.join(unknown)}")
     missing = [n for n, f in known.items() if f.default is f.default_factory is MISSING and n not in values]
     if missing:
         raise ValueError(f"missing settings: {', '.join(missing)}")
     typed = dict(values)
+    typed["bootstrap_servers"] = connection(typed["bootstrap_servers"], typed.pop("kafka", None))
     for name in _PATHS:
         if typed.get(name) is not None:
             typed[name] = _path(name, typed[name])

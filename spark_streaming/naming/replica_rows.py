@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 
 from schemas.records.messages import Difference
+from schemas.security.certificates import A_MEMBER
+from schemas.security.tls import ProcessTls, scheme_of, verify_of
 from spark_streaming.naming.core.row_differences import BucketRows
 
 ASK_SECONDS = 10.0
@@ -29,11 +31,14 @@ class NoRows(Exception):
 class ReplicaRows:
     """Asks nodes; ``addresses``: by the name of a log, ``host:port`` of each node's HTTP server. For one thread."""
 
-    def __init__(self, addresses: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(self, addresses: Mapping[str, Mapping[str, str]], tls: ProcessTls | None = None) -> None:
         self._addresses = addresses
+        self._scheme = scheme_of(tls)
         # No compression: a few bytes of it may be an answer without end.
         headers = {"Accept-Encoding": "identity"}
-        self._http = httpx.Client(timeout=SILENCE_SECONDS, trust_env=False, headers=headers)
+        self._http = httpx.Client(
+            timeout=SILENCE_SECONDS, trust_env=False, headers=headers, verify=verify_of(tls, A_MEMBER)
+        )
 
     def close(self) -> None:
         """Close the connections."""
@@ -58,7 +63,7 @@ class ReplicaRows:
     def _answer(self, address: str, shard: int, cf: str, bucket: int) -> Any:
         deadline, body = time.monotonic() + ASK_SECONDS, bytearray()
         params = {"cf": cf, "bucket": str(bucket)}
-        with self._http.stream("GET", f"http://{address}/v1/shards/{shard}/rows", params=params) as answer:
+        with self._http.stream("GET", f"{self._scheme}://{address}/v1/shards/{shard}/rows", params=params) as answer:
             if answer.status_code != httpx.codes.OK:
                 raise ValueError(f"status {answer.status_code}")
             for piece in answer.iter_raw():

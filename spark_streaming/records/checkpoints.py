@@ -17,6 +17,9 @@ from pathlib import Path
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
+
 ADMIN_TIMEOUT_S = 30.0
 ASIDE = ".before-trim"
 """Ending of the name under which a folder is set aside; an older one of that name is removed."""
@@ -38,9 +41,9 @@ def committed_offsets(checkpoint: Path) -> dict[TopicPartition, int]:
         return {}
 
 
-def log_starts(bootstrap_servers: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+def log_starts(bootstrap_servers: Brokers, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
     """Return the first offset of each partition; raises KafkaException if the brokers do not answer."""
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    admin = AdminClient(client_settings(bootstrap_servers, {"log_level": 0}))
     earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
     asked = {TopicPartition(one.topic, one.partition): earliest for one in partitions}
     if not asked:
@@ -59,7 +62,7 @@ def first_lost(committed: Mapping[TopicPartition, int], starts: Mapping[TopicPar
 
 
 def begin_anew_if_trimmed(
-    bootstrap_servers: str, checkpoint: Path, topics: Iterable[str], others: Iterable[Path] = ()
+    bootstrap_servers: Brokers, checkpoint: Path, topics: Iterable[str], others: Iterable[Path] = ()
 ) -> str | None:
     """Set a checkpoint aside if one of ``topics`` was trimmed past it, and ``others`` with it; return why, or None.
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from confluent_kafka.admin import AdminClient
 
 from schemas.column_families import DN_COLUMN_FAMILIES, OM_COLUMN_FAMILIES
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from schemas.topics import DN_AUDIT, DN_LOG, OM_AUDIT, OM_LOG
 
 METADATA_SECONDS = 30.0
@@ -42,18 +44,18 @@ PIPELINES = AuditedLog(
 KNOWN_LOGS = (OBJECT_MANAGER, PIPELINES)
 
 
-def topic_partitions(bootstrap_servers: str, topic: str) -> int:
+def topic_partitions(bootstrap_servers: Brokers, topic: str) -> int:
     """Return the number of a topic's partitions, 0 if there is none; raises KafkaException if no broker answers."""
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    admin = AdminClient(client_settings(bootstrap_servers, {"log_level": 0}))
     found = admin.list_topics(topic, timeout=METADATA_SECONDS).topics.get(topic)
     return 0 if found is None else len(found.partitions)
 
 
-def existing(bootstrap_servers: str, logs: tuple[AuditedLog, ...]) -> tuple[AuditedLog, ...]:
+def existing(bootstrap_servers: Brokers, logs: tuple[AuditedLog, ...]) -> tuple[AuditedLog, ...]:
     """Return those of ``logs`` whose topics both exist. The first is always returned: a cluster may have no datanodes.
 
     Raises KafkaException if no broker answers.
     """
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    admin = AdminClient(client_settings(bootstrap_servers, {"log_level": 0}))
     topics = admin.list_topics(timeout=METADATA_SECONDS).topics
     return (logs[0], *(log for log in logs[1:] if log.topic in topics and log.reports_topic in topics))

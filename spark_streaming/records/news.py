@@ -13,6 +13,8 @@ from typing import Self
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
 from schemas.codecs.codec import header_of
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from schemas.records.log import Tick
 
 _TICK = header_of(Tick)
@@ -35,7 +37,7 @@ QUEUED_KIB = 256
 class News:
     """Waits for records behind the places up to which topics have been read; for one thread."""
 
-    def __init__(self, bootstrap_servers: str, topics: Collection[str], read: Mapping[TopicPartition, int]) -> None:
+    def __init__(self, bootstrap_servers: Brokers, topics: Collection[str], read: Mapping[TopicPartition, int]) -> None:
         """``read``: the next offset of each partition that has been read; of others each record is news."""
         self._topics = frozenset(topics)
         self._read = {(one.topic, one.partition): offset for one, offset in read.items()}
@@ -43,16 +45,18 @@ class News:
         self._look_at_s = float("-inf")
         self._skipped = 0
         self._consumer = Consumer(
-            {
-                "bootstrap.servers": bootstrap_servers,
-                "group.id": "stratolog-audit-news",  # never committed to: partitions are assigned
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",  # what is left of a topic that has lost records has not been read
-                "isolation.level": "read_uncommitted",
-                "fetch.wait.max.ms": FETCH_WAIT_MS,
-                "queued.max.messages.kbytes": QUEUED_KIB,
-                "log_level": 0,
-            }
+            client_settings(
+                bootstrap_servers,
+                {
+                    "group.id": "stratolog-audit-news",  # never committed to: partitions are assigned
+                    "enable.auto.commit": False,
+                    "auto.offset.reset": "earliest",  # what is left of a topic that has lost records has not been read
+                    "isolation.level": "read_uncommitted",
+                    "fetch.wait.max.ms": FETCH_WAIT_MS,
+                    "queued.max.messages.kbytes": QUEUED_KIB,
+                    "log_level": 0,
+                },
+            )
         )
 
     def __enter__(self) -> Self:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from spark_streaming.records.core.freshness import ReportedPartition
 from spark_streaming.records.logs import KNOWN_LOGS, AuditedLog
 
@@ -21,8 +23,8 @@ ANSWER_SECONDS = 2.0
 class ReportTimes:
     """Asks the brokers for the newest report of each partition, every few seconds."""
 
-    def __init__(self, bootstrap_servers: str, logs: Sequence[AuditedLog] = KNOWN_LOGS) -> None:
-        self._admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    def __init__(self, bootstrap_servers: Brokers, logs: Sequence[AuditedLog] = KNOWN_LOGS) -> None:
+        self._admin = AdminClient(client_settings(bootstrap_servers, {"log_level": 0}))
         self._logs = {log.reports_topic: log.name for log in logs}
         self._found: dict[ReportedPartition, int] = {}
         self._asked_at_s = float("-inf")

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from schemas.topics import MAX_MESSAGE_BYTES
 
 SEND_SECONDS = 60.0
@@ -15,16 +17,18 @@ SEND_SECONDS = 60.0
 class Sender:
     """Sends records to one topic, in order within a key, and waits until the brokers have them."""
 
-    def __init__(self, bootstrap_servers: str, topic: str) -> None:
+    def __init__(self, bootstrap_servers: Brokers, topic: str) -> None:
         self._topic = topic
-        self._settings = {
-            "bootstrap.servers": bootstrap_servers,
-            "enable.idempotence": True,
-            "partitioner": "murmur2_random",  # as Java's producers: a key stays in its partition
-            "message.max.bytes": MAX_MESSAGE_BYTES,
-            "delivery.timeout.ms": int(SEND_SECONDS * 1000),
-            "log_level": 0,
-        }
+        self._settings = client_settings(
+            bootstrap_servers,
+            {
+                "enable.idempotence": True,
+                "partitioner": "murmur2_random",  # as Java's producers: a key stays in its partition
+                "message.max.bytes": MAX_MESSAGE_BYTES,
+                "delivery.timeout.ms": int(SEND_SECONDS * 1000),
+                "log_level": 0,
+            },
+        )
         self._producer: Producer | None = None
 
     def send(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:

@@ -33,6 +33,9 @@ Up to this limit (100 by default) Spark compiles a stage as a whole, once. Beyon
 compiles its projections anew, and reads Hadoop's configuration again for each record type.
 """
 
+SECRET_OPTIONS = "(?i)url|secret|password|token|jaas|keystore|access[.]?key"  # noqa: S105 - names, no secrets
+"""Names of options and settings whose values Spark never shows."""
+
 LOG_LEVEL = "ERROR"
 """What Spark logs."""
 
@@ -47,6 +50,9 @@ CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.FileSystemBasedChec
 So does Spark's default for local folders, but that starts a process (``readlink``) for each look at a file, more than
 forty for each micro-batch: a third of the processor time of a small one.
 """
+
+PYTHON_DAEMON = f"{__name__.rpartition('.')[0]}.python_daemon"
+"""Forks Python's workers: see there."""
 
 STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -156,12 +162,16 @@ def _queries(settings: SparkSettings) -> dict[str, str]:
         "spark.sql.adaptive.coalescePartitions.enabled": "false",
         "spark.sql.codegen.maxFields": str(CODEGEN_FIELDS),
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_RECORDS),
+        "spark.python.daemon.module": PYTHON_DAEMON,
         "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILES,
         "spark.sql.streaming.stateStore.providerClass": STATE_STORE,
         # Write one delta file per micro-batch instead of a whole snapshot.
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.streaming.stopTimeout": "30000",
         "spark.sql.streaming.metricsEnabled": "false",
+        # Plans are printed with their sources' options, and those may hold passwords and keys.
+        "spark.sql.redaction.options.regex": SECRET_OPTIONS,
+        "spark.redaction.regex": SECRET_OPTIONS,
         "spark.sql.streaming.noDataMicroBatches.enabled": str(settings.empty_batches).lower(),
         **settings.more,
     }

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
+from schemas.kafka.client_settings import spark_options
+from schemas.kafka.connection import Brokers
 from spark_streaming.records.logs import AuditedLog
 
 RECORDS_PER_TRIGGER = 2_000
@@ -40,17 +42,17 @@ class KafkaSource:
     ``may_lose``: whether records may be gone before they are read.
     """
 
-    bootstrap_servers: str
+    bootstrap_servers: Brokers
     topics: Mapping[str, str]
     may_lose: bool = False
 
 
-def log_source(bootstrap_servers: str, logs: Iterable[AuditedLog]) -> KafkaSource:
+def log_source(bootstrap_servers: Brokers, logs: Iterable[AuditedLog]) -> KafkaSource:
     """Return the topics of logs."""
     return KafkaSource(bootstrap_servers=bootstrap_servers, topics={log.topic: log.name for log in logs})
 
 
-def reports_source(bootstrap_servers: str, logs: Iterable[AuditedLog]) -> KafkaSource:
+def reports_source(bootstrap_servers: Brokers, logs: Iterable[AuditedLog]) -> KafkaSource:
     """Return the topics of the reports of logs' replicas."""
     topics = {log.reports_topic: log.name for log in logs}
     return KafkaSource(bootstrap_servers=bootstrap_servers, topics=topics, may_lose=True)
@@ -62,11 +64,11 @@ def stream(session: SparkSession, source: KafkaSource, *, per_trigger: int) -> D
     return _columns(reader.option("maxOffsetsPerTrigger", per_trigger).load(), source.topics)
 
 
-def wake_ups(session: SparkSession, bootstrap_servers: str, topic: str) -> DataFrame:
+def wake_ups(session: SparkSession, bootstrap_servers: Brokers, topic: str) -> DataFrame:
     """Return a stream without rows: what comes on ``topic`` only makes Spark run a micro-batch."""
     source = KafkaSource(bootstrap_servers=bootstrap_servers, topics={topic: topic}, may_lose=True)
     options = kafka_options(source) | {"startingOffsets": "latest"}
-    # Spark would see through a condition that is false for every row.
+    # Not F.lit(False): Spark's optimizer would drop the topic together with its rows, and nothing would wake the query.
     return session.readStream.format("kafka").options(**options).load().where(F.col("offset") < 0)
 
 
@@ -79,7 +81,7 @@ def bounded(session: SparkSession, source: KafkaSource) -> DataFrame:
 def kafka_options(source: KafkaSource) -> dict[str, str]:
     """Return Spark's options for reading topics."""
     return {
-        "kafka.bootstrap.servers": source.bootstrap_servers,
+        **spark_options(source.bootstrap_servers),
         # A pattern, so that a topic may be made later: a cluster gets its first datanodes when it likes.
         "subscribePattern": "|".join(map(re.escape, source.topics)),
         "startingOffsets": "earliest",

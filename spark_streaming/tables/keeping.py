@@ -23,6 +23,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from schemas.topics import OM_LOG
 from spark_streaming.records.batch_gate import BatchGate
 from spark_streaming.records.checkpoints import ADMIN_TIMEOUT_S, ASIDE, log_starts
@@ -59,7 +61,7 @@ class TablesError(Exception):
 class TablesConfig:
     """What keeping the tables needs: ``root`` is their directory, ``once``: end at the log's present end."""
 
-    bootstrap_servers: str
+    bootstrap_servers: Brokers
     root: Path
     work_dir: Path
     topic: str = OM_LOG
@@ -200,8 +202,8 @@ def check_log(config: TablesConfig, positions: Positions) -> str | None:
     return lost
 
 
-def _ends(bootstrap_servers: str, partitions: list[TopicPartition]) -> Mapping[int, int]:
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+def _ends(bootstrap_servers: Brokers, partitions: list[TopicPartition]) -> Mapping[int, int]:
+    admin = AdminClient(client_settings(bootstrap_servers, {"log_level": 0}))
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     answers = admin.list_offsets(dict.fromkeys(partitions, latest), request_timeout=ADMIN_TIMEOUT_S)
     return {one.partition: future.result().offset for one, future in answers.items()}

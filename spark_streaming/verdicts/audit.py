@@ -2,7 +2,7 @@
 
 ``transformWithStateInPandas`` hands over the rows of a partition and micro-batch unsorted, in chunks. The state lies in
 Spark's RocksDB state store, and processing-time timers fire when no rows arrive. :mod:`matching` decides everything.
-This module only translates: bytes to records (``log_rows``, ``reports``), and findings to rows.
+This module only translates: bytes to records (``log_reader``, ``reports``), and findings to rows.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from schemas.codecs.codec import encode_at
 from schemas.features import INITIAL, LATEST
+from schemas.kafka.connection import Brokers
 from schemas.records.datanode import BlockReport
-from schemas.records.log import Tick
 from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG
 from spark_streaming.records.logs import AuditedLog
 from spark_streaming.records.transforms import LOG_SOURCE, TASK
+from spark_streaming.verdicts.buffered_store import BufferedStore
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.inputs import LogRow, ReplicaReport
 from spark_streaming.verdicts.core.matching import ShardAudit
 from spark_streaming.verdicts.core.shard_state import Finding, KeptBarrier, MatchingLimits
-from spark_streaming.verdicts.log_rows import RowHashes, decoded_log_record
+from spark_streaming.verdicts.log_reader import LogReader
 from spark_streaming.verdicts.report_topic import KafkaReportTopic
 from spark_streaming.verdicts.reports import decoded_report, report_of
 from spark_streaming.verdicts.state import (
@@ -45,7 +46,7 @@ from spark_streaming.verdicts.state import (
 )
 from spark_streaming.windows.core.sampling import LOG, REPORTS, Sampling
 from spark_streaming.windows.sample_text import encoded_samples
-from spark_streaming.windows.samples import log_samples, report_samples
+from spark_streaming.windows.samples import report_samples
 
 VERDICT_ROW = "verdict"
 BARRIER_ROW = "barrier"
@@ -81,7 +82,7 @@ _ROW = ("source", "offset", "appended_ms", "key", "value")
 
 def audit(
     rows: DataFrame, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool = True, cluster: str = "",
-    bootstrap_servers: str = "", window_ms: int = 0,
+    bootstrap_servers: Brokers = "", window_ms: int = 0,
 ) -> DataFrame:  # fmt: skip
     """Audit a stream of AUDIT_SCHEMA rows with their TASK; return findings (FINDING_SCHEMA).
 
@@ -104,8 +105,8 @@ def audit(
 class _MicroBatch:
     """Takes the rows of a partition apart, piece by piece: of a record only its hashes and samples are kept."""
 
-    def __init__(self, hashes: RowHashes, shard: int, sampling: Sampling | None) -> None:
-        self._hashes = hashes
+    def __init__(self, reader: LogReader, shard: int, sampling: Sampling | None) -> None:
+        self._reader = reader
         self._shard = shard
         self.sampling = sampling
         self.log_rows: list[LogRow] = []
@@ -125,11 +126,11 @@ class _MicroBatch:
                 self._add_report(offset, appended_ms, None if key is None else bytes(key), raw)
 
     def _add_log_record(self, offset: int, appended_ms: int, value: bytes | None) -> None:
-        found = decoded_log_record(offset, value)
-        self.log_rows.append(self._hashes.log_row(offset, value or b"", found))
-        self.news += not isinstance(found.record, Tick)
+        found = self._reader.read(offset, appended_ms, value)
+        self.log_rows.append(found.row)
+        self.news += found.is_news
         if self.sampling is not None:
-            self.sampling.add(LOG, appended_ms, log_samples(found.record, len(value or b""), appended_ms))
+            self.sampling.add(LOG, appended_ms, found.samples)
 
     def _add_report(self, offset: int, appended_ms: int, key: bytes | None, value: bytes | None) -> None:
         found = decoded_report(value)
@@ -148,7 +149,7 @@ class AuditProcessor(StatefulProcessor):
 
     def __init__(
         self, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool, cluster: str = "",
-        bootstrap_servers: str = "", window_ms: int = 0,
+        bootstrap_servers: Brokers = "", window_ms: int = 0,
     ) -> None:  # fmt: skip
         self._window_ms = window_ms
         self._logs = {log.name: log for log in logs}
@@ -160,7 +161,7 @@ class AuditProcessor(StatefulProcessor):
     def init(self, handle: Any) -> None:
         """Name the state variables."""
         self._handle = handle
-        self._hashes = {name: RowHashes(log.column_families) for name, log in self._logs.items()}
+        self._readers = {name: LogReader(log.column_families) for name, log in self._logs.items()}
         self._core = handle.getValueState("core", CORE_SCHEMA)
         self._barriers = handle.getMapState("barriers", BARRIER_KEY, BARRIER_SCHEMA)
         self._reports = handle.getMapState("reports", REPORT_KEY, REPORT_SCHEMA)
@@ -176,7 +177,7 @@ class AuditProcessor(StatefulProcessor):
         # A repeated micro-batch has the same processing time, so after a crash it gives the same verdicts.
         now_ms = timerValues.getCurrentProcessingTimeInMs() if self._timers else time.time_ns() // 1_000_000
         shard = self._open(key[0], key[1])
-        batch = _MicroBatch(self._hashes[key[0]], key[1], Sampling(self._window_ms) if self._window_ms else None)
+        batch = _MicroBatch(self._readers[key[0]], key[1], Sampling(self._window_ms) if self._window_ms else None)
         for frame in rows:
             batch.add(frame)
         findings = list(shard.take(batch.log_rows, batch.reports, now_ms, batch.scans))
@@ -201,14 +202,15 @@ class AuditProcessor(StatefulProcessor):
         families = audited.column_families
         topic = KafkaReportTopic(self._servers, audited.reports_topic, shard) if self._servers else None
         state = state_from(self._core.get(), len(families))
-        store = SparkStore(shard, self._barriers, self._reports, self._blocks)
+        self._store = BufferedStore(SparkStore(shard, self._barriers, self._reports, self._blocks), state)
         return ShardAudit(
-            log=log, shard=shard, families=families, limits=self._limits, state=state, store=store,
+            log=log, shard=shard, families=families, limits=self._limits, state=state, store=self._store,
             cluster=self._cluster, topic=topic,
         )  # fmt: skip
 
     def _close(self, shard: ShardAudit, now_ms: int) -> int:
         """Keep the state; return when its timer is due, in ms since the epoch, or NO_DEADLINE."""
+        self._store.flush()
         self._core.update(state_row(shard.state))
         deadline_ms = shard.next_deadline_ms()
         if not self._timers or deadline_ms is None:

@@ -36,6 +36,9 @@ from spark_streaming.verdicts.core.inputs import LogRow
 CHECKED_EACH = 64
 """Of so many records one is decoded a second time, by fastavro: it takes some ten times as long."""
 
+TWO_READINGS = "for two decoders read its records differently"
+"""Why such a record is not judged."""
+
 UNKNOWN_SLOT = -1
 """Slot of a row whose column family is not in the auditor's list."""
 
@@ -79,7 +82,7 @@ def decoded_log_record(offset: int, value: bytes | None) -> Decoded:
         except Undecodable:
             is_same = False
         if not is_same:
-            return Decoded(None, f"{UNKNOWN_SCHEMA}, for two decoders read its records differently")
+            return Decoded(None, f"{UNKNOWN_SCHEMA}, {TWO_READINGS}")
     return found
 
 

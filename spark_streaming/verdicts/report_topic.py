@@ -13,6 +13,8 @@ from contextlib import closing
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from schemas.codecs.codec import Undecodable, decode
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from schemas.records.messages import AuditReport
 from schemas.topics import MAX_MESSAGE_BYTES
 from spark_streaming.records.sources import FETCH_WAIT_MS
@@ -29,19 +31,21 @@ READ_LIMIT = 100
 class KafkaReportTopic:
     """:class:`ReportTopic` of one partition on the brokers."""
 
-    def __init__(self, bootstrap_servers: str, topic: str, partition: int) -> None:
+    def __init__(self, bootstrap_servers: Brokers, topic: str, partition: int) -> None:
         self._partition = TopicPartition(topic, partition)
-        self._settings = {
-            "bootstrap.servers": bootstrap_servers,
-            "group.id": "stratolog-audit-reports",  # never committed to: the partition is assigned
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",  # what the topic has lost is left out
-            "isolation.level": "read_uncommitted",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": FETCH_WAIT_MS,
-            "queued.max.messages.kbytes": 2 * MAX_MESSAGE_BYTES // 1024,
-            "log_level": 0,
-        }
+        self._settings = client_settings(
+            bootstrap_servers,
+            {
+                "group.id": "stratolog-audit-reports",  # never committed to: the partition is assigned
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",  # what the topic has lost is left out
+                "isolation.level": "read_uncommitted",
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": FETCH_WAIT_MS,
+                "queued.max.messages.kbytes": 2 * MAX_MESSAGE_BYTES // 1024,
+                "log_level": 0,
+            },
+        )
 
     def read(self, first: int, end: int) -> Iterator[ReplicaReport]:
         """Yield the reports from ``first`` on, before ``end``; raises KafkaException if they are not served."""

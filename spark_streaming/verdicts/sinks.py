@@ -19,6 +19,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Row
 
 from schemas.codecs.codec import decode_as
+from schemas.kafka.connection import Brokers
 from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG
 from spark_streaming.records.batch_gate import BatchGate
@@ -51,7 +52,7 @@ class FindingSink:
     def __init__(
         self,
         *,
-        bootstrap_servers: str,
+        bootstrap_servers: Brokers,
         topic: str | None,
         output_dir: Path | None,
         on_written: Callable[[WrittenBatch], None],

@@ -141,10 +141,10 @@ def replica_report(partition: int, offset: int, report: AuditReport) -> ReplicaR
 
 
 class SparkStore:
-    """:class:`MatchingStore` on three of Spark's map states."""
+    """Kept barriers and reports in three of Spark's map states; ``BufferedStore`` stands before it."""
 
     def __init__(self, shard: int, barriers: Any, reports: Any, blocks: Any) -> None:
-        self._shard = shard
+        self.shard = shard
         self._barriers = barriers
         self._reports = reports
         self._blocks = blocks
@@ -176,16 +176,14 @@ class SparkStore:
         """Forget a kept barrier."""
         self._barriers.removeKey((offset,))
 
-    def put_report(self, report: ReplicaReport) -> int:
-        """Keep a report at its place; return the bytes that it takes."""
-        value = report_value(report)
-        self._reports.updateValue(tuple(report.place), (report.offset, value))
-        return len(value)
+    def put_encoded(self, place: ReportPlace, offset: int, value: bytes) -> None:
+        """Keep a report at its place, as :func:`report_value` encodes it; ``offset`` is that of its record."""
+        self._reports.updateValue(tuple(place), (offset, value))
 
     def get_report(self, place: ReportPlace) -> ReplicaReport:
         """Return a kept report."""
         offset, value = self._reports.getValue(tuple(place))
-        return report_from(self._shard, offset, value)
+        return report_from(self.shard, offset, value)
 
     def drop_report(self, place: ReportPlace) -> None:
         """Forget a kept report."""

@@ -24,7 +24,9 @@ Records are counted as they lie in the log, void ones too: rates are of what was
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from schemas.codecs.codec import Undecodable, decode_as
 from schemas.column_families import BLOCK_TABLE
@@ -40,6 +42,18 @@ UNDECODABLE = "undecodable"
 UNKNOWN_STATUS = "?"
 OPERATION_KINDS = {Put: "put", Delete: "delete", Merge: "merge", Checkpoint: "checkpoint"}
 
+_OPERATIONS = tuple(RowKey("operation", kind, "") for kind in OPERATION_KINDS.values())
+_BATCH_RECORD = RowKey("record", Batch.__name__, "")
+_BLOCKS_COMMITTED = RowKey("block", "commit", "")
+_BLOCKS_DELETED = RowKey("block", "delete", "")
+_RETRY_ROWS = RowKey("operation", "retry_row", "")
+_BATCH_OPERATIONS = RowKey("batch", "operations", "")
+_BATCH_REQUESTS = RowKey("batch", "requests", "")
+_LOG_INDEX = RowKey("log_index", "", "")
+
+KNOWN_REQUESTS = 4_096
+"""Rows of requests that are remembered: a type and a result code each."""
+
 LONGEST_MS = 10**12
 """Thirty years. When a request was sent is the client's word, and may be any number; sums must stay within 64 bits."""
 
@@ -47,24 +61,62 @@ _TOMBSTONE = b"\xff" * 8
 """First bytes of a blockTable row whose block is deleted (schemas/codecs/block_rows.py)."""
 
 
+class BatchFigures(NamedTuple):
+    """What the windows count of a batch of ``size`` bytes.
+
+    ``operations``: puts, deletes, merges, checkpoints. ``blocks``: merges of ``blockTable``, and how many of these are
+    tombstones. ``requests``: by type, result code and latency.
+    """
+
+    size: int
+    operations: tuple[int, int, int, int]
+    blocks: tuple[int, int]
+    retries: int
+    last_index: int
+    requests: Mapping[tuple[str, str, int], int]
+
+
 def log_samples(record: Any, size: int, appended_ms: int) -> RecordSamples:
     """Return the samples of a decoded log record of ``size`` bytes; None stands for one that cannot be decoded."""
-    kind = UNDECODABLE if record is None else type(record).__name__
-    found: Counter[tuple[RowKey, int]] = Counter([(RowKey("record", kind, ""), size)])
     if isinstance(record, Batch):
-        _add_batch(found, record)
-        requests = Counter(
-            (one.request_type, status_of(one.response), _latency(one, appended_ms)) for one in record.results
-        )
-    elif isinstance(record, RequestBatch):
-        _add(found, "batch", "requests", len(record.requests))
-        _add(found, "log_index", "", record.last_index)
-        requests = Counter((one.request_type, LOGGED, _latency(one, appended_ms)) for one in record.requests)
-    else:
-        return found
-    for (request_type, status, latency), count in requests.items():
-        found[RowKey("request", request_type, status), latency] += count
+        return batch_samples(_figures(record, size, appended_ms))
+    kind = UNDECODABLE if record is None else type(record).__name__
+    found = Counter({(RowKey("record", kind, ""), size): 1})
+    if isinstance(record, RequestBatch):
+        found[_BATCH_REQUESTS, len(record.requests)] = 1
+        found[_LOG_INDEX, record.last_index] = 1
+        found.update((_request(one.request_type, LOGGED), _latency(one, appended_ms)) for one in record.requests)
     return found
+
+
+def batch_samples(figures: BatchFigures) -> RecordSamples:
+    """Return the samples of a batch."""
+    merged, deleted = figures.blocks
+    found = {
+        (_BATCH_RECORD, figures.size): 1,
+        (_BLOCKS_COMMITTED, merged - deleted): 1,
+        (_BLOCKS_DELETED, deleted): 1,
+        (_RETRY_ROWS, figures.retries): 1,
+        (_BATCH_OPERATIONS, sum(figures.operations)): 1,
+        (_BATCH_REQUESTS, sum(figures.requests.values())): 1,
+        (_LOG_INDEX, figures.last_index): 1,
+    }
+    for row, count in zip(_OPERATIONS, figures.operations, strict=True):
+        found[row, count] = 1
+    for (request_type, status, latency_ms), count in figures.requests.items():
+        found[_request(request_type, status), latency_ms] = count
+    return found
+
+
+def _figures(batch: Batch, size: int, appended_ms: int) -> BatchFigures:
+    kinds = Counter(map(type, batch.operations))
+    puts, deletes, merges, checkpoints = (kinds[cls] for cls in OPERATION_KINDS)
+    blocks = [_is_tombstone(op) for op in batch.operations if isinstance(op, Merge) and op.cf == BLOCK_TABLE]
+    return BatchFigures(
+        size, (puts, deletes, merges, checkpoints), (len(blocks), sum(blocks)),
+        sum(result.recorded for result in batch.results), batch.last_index,
+        Counter((one.request_type, status_of(one.response), _latency(one, appended_ms)) for one in batch.results),
+    )  # fmt: skip
 
 
 def report_samples(report: AuditReport) -> RecordSamples:
@@ -72,21 +124,9 @@ def report_samples(report: AuditReport) -> RecordSamples:
     return {(RowKey("replica", report.node, report.basis), report.index): 1}
 
 
-def _add(found: Counter[tuple[RowKey, int]], metric: str, kind: str, amount: int) -> None:
-    found[RowKey(metric, kind, ""), amount] += 1
-
-
-def _add_batch(found: Counter[tuple[RowKey, int]], batch: Batch) -> None:
-    kinds = Counter(map(type, batch.operations))
-    for cls, kind in OPERATION_KINDS.items():
-        _add(found, "operation", kind, kinds[cls])
-    blocks = [_is_tombstone(op) for op in batch.operations if isinstance(op, Merge) and op.cf == BLOCK_TABLE]
-    _add(found, "block", "commit", len(blocks) - sum(blocks))
-    _add(found, "block", "delete", sum(blocks))
-    _add(found, "operation", "retry_row", sum(result.recorded for result in batch.results))
-    _add(found, "batch", "operations", len(batch.operations))
-    _add(found, "batch", "requests", len(batch.results))
-    _add(found, "log_index", "", batch.last_index)
+@lru_cache(KNOWN_REQUESTS)
+def _request(request_type: str, status: str) -> RowKey:
+    return RowKey("request", request_type, status)
 
 
 def _latency(request: Result | LateRequest, appended_ms: int) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.peer import Peer
+from datanode_processors.wire.wire_tls import WireTls
 from replicated_db.core.bootstrap.pace import size_words
 from replicated_db.shell.backup.repository import BackupFailed, BackupRepository
 from replicated_db.shell.bootstrap.telling import Telling
@@ -54,6 +55,8 @@ class BlockTaking:
     ) -> None:  # fmt: skip
         self.counts = BlockCounts()
         self._settings = settings
+        tls = settings.tls()
+        self._tls = None if tls is None else WireTls(tls)
         self._files = BlockFiles(repository.folder)
         self._repository = repository
         self._whole = mode == WHOLE
@@ -140,7 +143,7 @@ class BlockTaking:
     def _peer(self, address: str) -> Peer:
         found = self._connected.get(address)
         if found is None:
-            peer = Peer(address, own=ASKER, cluster=self._settings.cluster, timeout_s=PEER_TIMEOUT_S)
+            peer = Peer(address, own=ASKER, cluster=self._settings.cluster, timeout_s=PEER_TIMEOUT_S, tls=self._tls)
             found = self._connected[address] = self._peers.enter_context(peer)
         return found
 

@@ -24,7 +24,7 @@ from stratolog.backups.block_files import BlockFiles, attached_bytes
 from stratolog.configuration.settings import Settings
 
 COPIES = 3
-"""Datanodes that get a container, if there are so many."""
+"""On how many datanodes a container is restored, if there are that many."""
 
 
 @dataclass(slots=True)

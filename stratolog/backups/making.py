@@ -70,7 +70,7 @@ def make_backup(
     ):
         chosen = name or new_name()
         repository.check_new_name(chosen)
-        calls = PeerCalls(secret)
+        calls = PeerCalls(secret, tls=settings.tls())
         taking = BlockTaking(settings, repository, blocks, telling)
         making = _Making(settings, repository, calls, taking, telling, topic_id(settings), blocks)
         try:
@@ -126,7 +126,7 @@ class _Making:
     def _take(self, shard: int, look: Callable[[StoreView], None]) -> ShardBackup:
         settings = self._settings
         identity = Identity(cluster=settings.cluster, shard=shard, shards=settings.shards, node=ASKER)
-        log = KafkaLog(settings.bootstrap_servers, OM_LOG, shard, self._topic)
+        log = KafkaLog(settings.connection, OM_LOG, shard, self._topic)
         peers = [ServingPeer(node.name, node.address) for node in settings.nodes]
         source = ShardSource(identity=identity, families=OM_FAMILIES, log=log, peers=peers)
         try:

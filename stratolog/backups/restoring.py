@@ -232,7 +232,7 @@ def chosen_backup(repository: BackupRepository, wish: RestoreWish) -> BackupMani
 
 
 def fitting(settings: Settings, manifest: BackupManifest, wish: RestoreWish) -> Settings:
-    """Return the settings with what the backup fixes; raises UsageError for others that were given.
+    """Return the settings with the backup's cluster and shards; raises UsageError if other ones were given.
 
     Raises UserError for a backup of later software.
     """
@@ -290,7 +290,7 @@ def _stage_rows(
 
 
 def _check_log(settings: Settings, shard: int, topic: str, begun: NewLog) -> None:
-    log = KafkaLog(settings.bootstrap_servers, OM_LOG, shard, topic)
+    log = KafkaLog(settings.connection, OM_LOG, shard, topic)
     try:
         check_log_is(f"{OM_LOG}/{shard}", log, begun)
     finally:
@@ -298,8 +298,8 @@ def _check_log(settings: Settings, shard: int, topic: str, begun: NewLog) -> Non
 
 
 def _begin_log(settings: Settings, shard: int, topic: str, begun: NewLog) -> None:
-    log = KafkaLog(settings.bootstrap_servers, OM_LOG, shard, topic)
-    records = KafkaRecords(settings.bootstrap_servers, OM_LOG, shard, topic)
+    log = KafkaLog(settings.connection, OM_LOG, shard, topic)
+    records = KafkaRecords(settings.connection, OM_LOG, shard, topic)
     try:
         begin_log(f"{OM_LOG}/{shard}", log, begun, records.delete_before)
     finally:

@@ -26,8 +26,9 @@ from stratolog.cluster.core.findings import Finding
 from stratolog.cluster.verdicts import Latest, VerdictReader, VerdictSubject
 from stratolog.configuration.settings import Settings
 from stratolog.local.processes import wait_until
-from stratolog.nodes.answers import node_statuses, signer
+from stratolog.nodes.answers import node_statuses
 from stratolog.nodes.core.leaders import leader_of, views_in
+from stratolog.nodes.node_http import http_to, url_of
 
 SCAN_TIMEOUT_S = 300.0
 SPREAD_TIMEOUT_S = 60.0
@@ -152,8 +153,8 @@ def json_digest(part: Json) -> tuple[tuple[int, int], ...]:
 
 
 def _digest(address: str, shard: int) -> Json:
-    url = f"http://{address}/v1/shards/{shard}/digest"
-    answer = httpx.get(url, params={"scrub": "true"}, timeout=SCAN_TIMEOUT_S, auth=signer())
+    url = url_of(address, f"/v1/shards/{shard}/digest")
+    answer = http_to(address).get(url, params={"scrub": "true"}, timeout=SCAN_TIMEOUT_S)
     return dict(answer.raise_for_status().json())
 
 
@@ -191,12 +192,12 @@ def check_listings(
     ``leave_out`` are directories of the tree that were not ingested.
     """
     expected = expected_listing(tree, layout, leave_out)
-    return [_check_listing(node.name, node.address, expected, layout) for node in settings.nodes]
+    return [_check_listing(settings, node.name, expected, layout) for node in settings.nodes]
 
 
-def _check_listing(node: str, address: str, expected: Listing, layout: TreeLayout) -> Finding:
+def _check_listing(settings: Settings, node: str, expected: Listing, layout: TreeLayout) -> Finding:
     name = f"{node} lists the tree exactly: names, sizes, modification times, SHA-256"
-    reads = Reads([f"http://{address}"], deadline_ms=int(LISTING_TIMEOUT_S * 1000))
+    reads = Reads([url_of(settings.node(node).address)], deadline_ms=int(LISTING_TIMEOUT_S * 1000), tls=settings.tls())
     try:
         found = differences(expected, actual_listing(reads, layout, consistency="linearizable"))
     except StratologError as error:

@@ -16,6 +16,7 @@ from stratolog.configuration.node_configs import inline_bytes
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.tracing import tracer_of
 from stratolog.errors import Unavailable, UsageError
+from stratolog.nodes.node_http import url_of
 
 if TYPE_CHECKING:
     from producers.blocks.core.topology import Shape
@@ -32,7 +33,7 @@ INTERRUPTED_CLOSE_MS = 200
 
 def node_urls(settings: Settings) -> list[str]:
     """Return the addresses of the nodes' HTTP servers."""
-    return [f"http://{node.address}" for node in settings.nodes]
+    return [url_of(node.address) for node in settings.nodes]
 
 
 def stream_options(settings: Settings) -> StreamOptions:
@@ -75,7 +76,7 @@ def client_of(
     with tracer_of(settings, "stratolog-command") as tracer:
         try:
             client = Client(
-                settings.bootstrap_servers,
+                settings.connection,
                 caller=settings.caller if credentials is None else None,
                 deadline_ms=deadline_ms,
                 max_in_flight=max(settings.max_in_flight, in_flight),
@@ -85,6 +86,7 @@ def client_of(
                 cluster_secret=secret,
                 credentials=credentials,
                 tracer=tracer,
+                tls=settings.tls_files(),
             )
         except ValueError as error:
             raise UsageError(str(error)) from error
@@ -113,10 +115,12 @@ def reads_of(
     from producers.reads.reads import Reads
 
     check_nodes(settings, None if node is None else {settings.node(node).name})
-    urls = [f"http://{settings.node(node).address}"] if node else node_urls(settings)
+    urls = [url_of(settings.node(node).address)] if node else node_urls(settings)
     known = positions or {}
-    deadline_ms = min(settings.request_timeout_ms, PATIENCE_MS)
-    reads = Reads(urls, deadline_ms=deadline_ms, positions=lambda: known, credentials=settings.credentials())
+    reads = Reads(
+        urls, deadline_ms=min(settings.request_timeout_ms, PATIENCE_MS), positions=lambda: known, tls=settings.tls(),
+        credentials=settings.credentials(),
+    )  # fmt: skip
     try:
         yield reads
     except NotConnected as error:

@@ -12,6 +12,7 @@ from stratolog.errors import Unavailable, UsageError, UserError
 from stratolog.local.processes import wait_until
 from stratolog.nodes.answers import node_statuses
 from stratolog.nodes.core import leaders
+from stratolog.nodes.node_http import http_to, url_of
 
 TRANSFER_TIMEOUT_S = 60.0
 OWNER_WAIT_S = 15.0
@@ -40,13 +41,13 @@ def move(settings: Settings, shard: int, node: str) -> dict[str, Any]:
         return {"shard": shard, "leader": node, "term": found[node]["term"], "gap_ms": 0.0, "moved": False}
     owner = _owner(settings, shard)
     target = settings.node(node).address
-    url = f"http://{settings.node(owner).address}/v1/shards/{shard}/transfer"
+    address = settings.node(owner).address
+    url = url_of(address, f"/v1/shards/{shard}/transfer")
     try:
-        answer = httpx.post(
+        answer = http_to(address).post(
             url,
             params={"node": node, "address": target},
             timeout=TRANSFER_TIMEOUT_S,
-            trust_env=False,
             auth=settings.secret().sign,
         )
         body = answer.json()

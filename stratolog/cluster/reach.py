@@ -58,8 +58,8 @@ def _listens(address: str) -> bool:
 
 
 def broker_addresses(settings: Settings) -> list[str]:
-    """Return the addresses of the brokers."""
-    return settings.bootstrap_servers.split(",")
+    """Return the addresses at which this process reaches the brokers."""
+    return (settings.node_bootstrap_servers or settings.bootstrap_servers).split(",")
 
 
 def check_brokers(settings: Settings) -> None:

@@ -17,6 +17,7 @@ from replicated_db.core.log.reading import Reading, advance, judge, position_bef
 from replicated_db.core.ports import Entry, LogUnavailable, OffsetOutOfRange
 from replicated_db.shell.kafka.kafka_log import KafkaLog
 from schemas.codecs.codec import Undecodable, decode
+from schemas.kafka.client_settings import client_settings
 from schemas.records.log import DigestBase, LogRecord
 from schemas.topics import OM_LOG
 from stratolog.configuration.settings import Settings
@@ -38,7 +39,7 @@ class JudgedRecord(NamedTuple):
 
 def first_offset(settings: Settings, shard: int) -> int:
     """Return the first offset of a shard's log: 0 unless it was trimmed. Raises Unavailable."""
-    source = KafkaLog(settings.bootstrap_servers, OM_LOG, shard, "")
+    source = KafkaLog(settings.connection, OM_LOG, shard, "")
     try:
         return source.bounds().first
     except LogUnavailable as error:
@@ -49,7 +50,7 @@ def first_offset(settings: Settings, shard: int) -> int:
 
 def read_entries(settings: Settings, shard: int, start: int = 0, until: int | None = None) -> Iterator[Entry]:
     """Read a shard's log from offset ``start`` up to and with ``until`` (None: its present end); raises Unavailable."""
-    source = KafkaLog(settings.bootstrap_servers, OM_LOG, shard, "")
+    source = KafkaLog(settings.connection, OM_LOG, shard, "")
     silent = 0
     try:
         first, end = source.bounds()
@@ -110,9 +111,9 @@ def _position_at_start(shard: int, first: int, record: LogRecord) -> Position:
 
 def topic_id(settings: Settings) -> str:
     """Return Kafka's id of the log topic, which a topic made anew does not share; raises Unavailable."""
-    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers, "socket.timeout.ms": 5000, "log_level": 0})
+    admin = AdminClient(client_settings(settings.connection, {"socket.timeout.ms": 5000, "log_level": 0}))
     try:
         found = admin.describe_topics(TopicCollection([OM_LOG]), request_timeout=5)[OM_LOG].result()
     except Exception as error:
-        raise Unavailable(f"{settings.bootstrap_servers}: {error}") from error
+        raise Unavailable(f"{settings.connection}: {error}") from error
     return str(found.topic_id)

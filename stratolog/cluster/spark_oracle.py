@@ -37,7 +37,7 @@ def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[O
     with tempfile.TemporaryDirectory(prefix="stratolog-oracle-") as scratch:
         folder = Path(scratch)
         config = AuditConfig(
-            bootstrap_servers=settings.bootstrap_servers, work_dir=folder, jars=tuple(spark_jars(settings.cache_dir))
+            bootstrap_servers=settings.connection, work_dir=folder, jars=tuple(spark_jars(settings.cache_dir))
         )
         # Spark prints warnings when it starts, and leaves a folder in its working directory.
         with stderr_to(folder / "spark.log"), chdir(folder):

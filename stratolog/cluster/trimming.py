@@ -18,6 +18,7 @@ from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UserError
 from stratolog.nodes.answers import node_answer, node_status
 from stratolog.nodes.core.leaders import is_leader
+from stratolog.nodes.node_http import http_to, url_of
 
 ASK_TIMEOUT_S = 120.0
 """How long the leader may take: it asks every member, and each syncs its disk."""
@@ -162,10 +163,10 @@ def _ask(settings: Settings, log: TrimmedLog, wish: Wish, do: str) -> Json:
         told = f"{log} has no leader"
         if leader is not None:
             nodes = ",".join(f"{name}={address}" for name, address in leader.members if address)
-            url = f"http://{leader.address}/v1/shards/{log.number}/trim"
+            url = url_of(leader.address, f"/v1/shards/{log.number}/trim")
             try:
-                answer = httpx.post(
-                    url, params={**parameters, "nodes": nodes}, timeout=ASK_TIMEOUT_S, trust_env=False,
+                answer = http_to(leader.address).post(
+                    url, params={**parameters, "nodes": nodes}, timeout=ASK_TIMEOUT_S,
                     auth=settings.secret().sign,
                 )  # fmt: skip
                 body = answer.json()

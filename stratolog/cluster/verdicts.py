@@ -20,6 +20,8 @@ from typing import NamedTuple, Self
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from schemas.codecs.codec import Undecodable, decode_as
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG, OM_VERDICTS
 from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, INCREMENTAL, SCRUBBED
@@ -34,16 +36,19 @@ MAX_LATEST = 4096
 class VerdictReader:
     """Reads ``om.verdicts`` from its beginning or from a moment; close it, or use it in a ``with`` block."""
 
-    def __init__(self, bootstrap_servers: str, *, since_ms: int | None = None) -> None:
+    def __init__(self, bootstrap_servers: Brokers, *, since_ms: int | None = None) -> None:
         self._consumer = Consumer(
-            {
-                "bootstrap.servers": bootstrap_servers,
-                "group.id": "stratolog-verdicts",  # never committed to: partitions are assigned
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
-                "isolation.level": "read_uncommitted",  # else a stranger's open transaction would hide later verdicts
-                "log_level": 0,
-            }
+            client_settings(
+                bootstrap_servers,
+                {
+                    "group.id": "stratolog-verdicts",  # never committed to: partitions are assigned
+                    "enable.auto.commit": False,
+                    "auto.offset.reset": "earliest",
+                    # Otherwise a stranger's open transaction would hide later verdicts.
+                    "isolation.level": "read_uncommitted",
+                    "log_level": 0,
+                },
+            )
         )
         try:
             self._consumer.assign(self._beginnings(since_ms))

@@ -8,6 +8,8 @@ from contextlib import closing, suppress
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from schemas.codecs.codec import Undecodable, decode_as
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from schemas.records.messages import WindowStats
 from schemas.topics import OM_STATS
 from stratolog.errors import Unavailable
@@ -21,19 +23,21 @@ TAIL_RECORDS = 20_000
 """Most records that are read of a partition, from its end: one for each window and micro-batch that changes it."""
 
 
-def read_windows(bootstrap_servers: str, since_ms: int) -> list[WindowStats]:
+def read_windows(bootstrap_servers: Brokers, since_ms: int) -> list[WindowStats]:
     """Return the windows that were counted since ``since_ms`` (ms since the epoch), in the order of the topic.
 
     Raises Unavailable if there is no such topic, or the brokers do not serve it to its end in time.
     """
-    settings = {
-        "bootstrap.servers": bootstrap_servers,
-        "group.id": "stratolog-stats",  # never committed to: partitions are assigned
-        "enable.auto.commit": False,
-        "auto.offset.reset": "earliest",
-        "isolation.level": "read_uncommitted",
-        "log_level": 0,
-    }
+    settings = client_settings(
+        bootstrap_servers,
+        {
+            "group.id": "stratolog-stats",  # never committed to: partitions are assigned
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_uncommitted",
+            "log_level": 0,
+        },
+    )
     with closing(Consumer(settings)) as consumer:
         try:
             return [one for one in _read(consumer) if one.counted_at_ms >= since_ms]

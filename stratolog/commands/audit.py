@@ -127,7 +127,8 @@ def audit_once(
     with tempfile.TemporaryDirectory(prefix="stratolog-audit-") as scratch:
         folder = Path(scratch)
         config = {
-            "bootstrap_servers": settings.bootstrap_servers,
+            "bootstrap_servers": settings.connection.servers,
+            "kafka": dict(settings.kafka),
             "work_dir": str(folder / "work"),
             "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
             "report_timeout_ms": report_timeout_ms,
@@ -266,7 +267,7 @@ def _show_windows(settings: Settings, minutes: float, *, as_json: bool) -> None:
     """Show windows of throughput, latency and lag."""
     now_ms = time.time_ns() // 1_000_000
     latest = LatestWindows()
-    latest.take(read_windows(settings.bootstrap_servers, now_ms - int(minutes * 60_000)))
+    latest.take(read_windows(settings.connection, now_ms - int(minutes * 60_000)))
     if as_json:
         for place in sorted(latest.windows):
             print_json(asdict(latest.windows[place]))
@@ -283,13 +284,13 @@ def _follow(settings: Settings, as_json: bool) -> None:
     """Show verdicts until interrupted: a live table on a terminal, else the new ones as they come."""
     if console.is_terminal and not as_json:
         try:
-            dashboard.follow(settings.bootstrap_servers, console=console)
+            dashboard.follow(settings.connection, console=console)
         except KafkaException as error:
-            raise Unavailable(f"{settings.bootstrap_servers}: the verdicts cannot be read: {error.args[0]}") from error
+            raise Unavailable(f"{settings.connection}: the verdicts cannot be read: {error.args[0]}") from error
         return
     since_ms = time.time_ns() // 1_000_000 - FOLLOW_SINCE_MS
-    times, latest, said_at_s = ReportTimes(settings.bootstrap_servers), dashboard.LatestVerdicts(), time.monotonic()
-    with VerdictReader(settings.bootstrap_servers, since_ms=since_ms) as reader:
+    times, latest, said_at_s = ReportTimes(settings.connection), dashboard.LatestVerdicts(), time.monotonic()
+    with VerdictReader(settings.connection, since_ms=since_ms) as reader:
         try:
             for verdicts in reader.until(float("inf")):
                 for verdict in verdicts:

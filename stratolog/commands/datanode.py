@@ -15,6 +15,7 @@ from stratolog.commands.common.waiting import interruptible
 from stratolog.configuration.node_configs import datanode_config
 from stratolog.errors import Unavailable, UsageError, UserError
 from stratolog.extras import libraries_of
+from stratolog.nodes.node_http import http_to, url_of
 
 PREPARE_TIMEOUT_S = 180.0
 """How long closing all containers and pipelines may take."""
@@ -71,9 +72,9 @@ def prepare_upgrade(
     node = _name(name, node)
     settings = connected_settings_of(context)
     address, secret = settings.datanode(node).http_address, settings.secret()
-    url = f"http://{address}/v1/prepare-upgrade"
+    url = url_of(address, "/v1/prepare-upgrade")
     try:
-        answer = httpx.post(url, timeout=PREPARE_TIMEOUT_S, trust_env=False, auth=secret.sign)
+        answer = http_to(address).post(url, timeout=PREPARE_TIMEOUT_S, auth=secret.sign)
         found: dict[str, Any] = answer.json()
     except (httpx.HTTPError, ValueError) as error:
         raise Unavailable(f"datanode {node} at {address} does not answer: {error}") from error

@@ -26,7 +26,7 @@ from stratolog.commands.common.names import node_names
 from stratolog.commands.common.output import print_json, print_table
 from stratolog.configuration.settings import Settings
 from stratolog.errors import EXIT_FAILED, Unavailable, UsageError, UserError
-from stratolog.nodes.answers import signer
+from stratolog.nodes.node_http import http_to, url_of
 
 if TYPE_CHECKING:
     from stratolog.commands.late_replay import Replay
@@ -186,10 +186,10 @@ def digest(
 
 def _digests(settings: Settings, node: str, shard: int) -> Json:
     """Return a replica's running digest and the digest of a full scan, both of one moment."""
-    url = f"http://{settings.node(node).address}/v1/shards/{shard}/digest"
+    address = settings.node(node).address
+    url = url_of(address, f"/v1/shards/{shard}/digest")
     try:
-        answer = httpx.get(url, params={"scrub": "true"}, timeout=SCAN_TIMEOUT_S, auth=signer())
-        scrubbed = answer.raise_for_status().json()
+        scrubbed = http_to(address).get(url, params={"scrub": "true"}, timeout=SCAN_TIMEOUT_S).raise_for_status().json()
     except httpx.HTTPError as error:
         raise Unavailable(f"{node} at {settings.node(node).address}: {error}") from error
     incremental = scrubbed["incremental"]

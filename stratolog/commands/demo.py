@@ -21,6 +21,7 @@ import typer
 
 from producers.bulk.ingest import MAX_IN_FLIGHT, IngestSummary
 from producers.bulk.tree_layout import TreeLayout
+from schemas.security.tls import scheme_of
 from spark_streaming.verdicts.core.words import INCREMENTAL, SCRUBBED
 from stratolog.cluster import checks
 from stratolog.cluster.checks import ReplicaStanding
@@ -198,7 +199,7 @@ class _Demo:
             report("comparing full scans and digests")
             found += [checks.check_digests(settings, shard) for shard in range(settings.shards)]
             report("waiting for Spark's verdict on the last index")
-            with VerdictReader(settings.bootstrap_servers) as reader:
+            with VerdictReader(settings.connection) as reader:
                 judged, latest = checks.await_verdicts(settings, reader, timeout_s=self.verdict_timeout_s)
         return DemoOutcome(
             tree=self.source.path, summary=summary, leaders=checks.leaders(settings),
@@ -273,7 +274,9 @@ def _say_how_to_reach(settings: Settings) -> None:
     ):
         _note(f"{what}: {_command(settings, arguments)}")
     if (address := _dashboard_of(settings)) is not None:
-        _note(f"see it in a browser: http://{address}/ (with a link that may start drills: {_command(settings, 'ui')})")
+        _note(
+            f"see it in a browser: {scheme_of(settings.tls())}://{address}/ (with a link that may start drills: {_command(settings, 'ui')})"
+        )
 
 
 def _dashboard_of(settings: Settings) -> str | None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from schemas.security.tls import scheme_of
 from stratolog.cluster.installs import installing, installs_in, installs_on_datanodes
 from stratolog.cluster.rolling_scrubs import rolling_scrubs_in
 from stratolog.commands.common.invocation import JsonOption, connected_settings_of, settings_of
@@ -51,6 +52,10 @@ def up(
         ),
     ] = None,
     ui: Annotated[bool | None, typer.Option(help="Run the dashboard; its address is printed.")] = None,
+    secure: Annotated[
+        bool | None,
+        typer.Option(help="Brokers that know who asks: TLS, certificates, passwords, ACLs. It stays so until changed."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start the local stack: brokers, topics, three Object Manager nodes, datanodes, the Spark audit, the dashboard.
@@ -60,7 +65,7 @@ def up(
     fresh = "datanodes" not in settings.explicit and not (settings.data_dir / state.SETTINGS_FILE).exists()
     count = DEFAULT_DATANODES if datanodes is None and fresh else datanodes
     named = None if count is None else datanodes_of(settings, count)
-    settings = settings.with_values(brokers=brokers, audit=audit, ui=ui, datanodes=named)
+    settings = settings.with_values(brokers=brokers, audit=audit, ui=ui, datanodes=named, secure=secure)
     check_installed(settings)
     with (
         progress(as_json) as report,
@@ -135,7 +140,7 @@ def _show(settings: Settings, as_json: bool) -> bool:
     if as_json:
         print_json(found)
     else:
-        _print(found)
+        _print(found, scheme_of(settings.tls()))
     return all(member["running"] for member in found["members"]) and all(found["nodes"].values())
 
 
@@ -185,7 +190,7 @@ def _fleet(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(found: dict[str, Any], scheme: str) -> None:
     rows = [
         (
             member["name"], member["address"] or None, member["pid"], "running" if member["running"] else "stopped",
@@ -225,7 +230,7 @@ def _print(found: dict[str, Any]) -> None:
     for member in found["members"]:
         if member["kind"] == state.UI and member["running"]:
             console.print(
-                f"dashboard: http://{member['address']}/ ('stratolog ui' prints a link to start drills)",
+                f"dashboard: {scheme}://{member['address']}/ ('stratolog ui' prints a link to start drills)",
                 markup=False,
                 highlight=False,
                 soft_wrap=True,

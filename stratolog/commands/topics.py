@@ -35,7 +35,7 @@ def ensure(context: typer.Context, *, as_json: JsonOption = False) -> None:
     plan = topic_plan(settings)
     left = "topics that were created stay: give the command again, it creates what is missing"
     with waiting(settings, "topics", left, quiet=as_json):
-        created = ensure_topics(settings.bootstrap_servers, plan)
+        created = ensure_topics(settings.connection, plan)
     verified = [name for name in plan.topics() if name not in created]
     if as_json:
         print_json({"created": created, "verified": verified})

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from schemas.kafka.connection import FILES
 from stratolog.configuration.places import (
     DEFAULT_FILE,
     expanded,
@@ -23,7 +24,7 @@ from stratolog.configuration.places import (
     stack_directory,
     working_directory,
 )
-from stratolog.configuration.settings import PREFIX, Settings, read_setting
+from stratolog.configuration.settings import KAFKA_PREFIX, PREFIX, Settings, read_setting
 from stratolog.errors import UsageError
 
 CONFIG_VARIABLE = "STRATOLOG_CONFIG"
@@ -41,19 +42,26 @@ def load_settings(path: Path | None = None, environment: Mapping[str, str] | Non
     in_file = _from_file(expanded(named) if named else _default_file(root))
     in_environment = _from_environment(variables)
     given = in_file | in_environment
+    if "kafka" in given:
+        named_here = dict(in_environment.get("kafka", ()))
+        given["kafka"] = _absolute_files(root, dict(in_file.get("kafka", ()))) | _absolute_files(here, named_here)
+        given["kafka"] = tuple(sorted(given["kafka"].items()))
     settings = replace(Settings(), **given, explicit=frozenset(given))
     if "data_dir" in in_environment:
         root = here
     elif "data_dir" not in in_file and named:
         root = stack_directory(here)
     # Absolute from here on: a process that is started later may have another working directory.
+    files: dict[str, Any] = {
+        name: _absolute(name, root, file)
+        for name in ("cluster_secret_file", "tls_ca_file", "tls_certificate_file", "tls_key_file")
+        if (file := getattr(settings, name)) is not None
+    }
     return replace(
         settings,
         data_dir=_absolute("data_dir", root, settings.data_dir),
         cache_dir=_cache_dir(here, settings.cache_dir),
-        cluster_secret_file=None
-        if (file := settings.cluster_secret_file) is None
-        else _absolute("cluster_secret_file", root, file),
+        **files,
     )
 
 
@@ -62,6 +70,14 @@ def _absolute(name: str, root: Path, path: Path) -> Path:
     if is_homeless(found):
         raise UsageError(f"setting '{name}': no home directory is known for {found}: give an absolute path")
     return root / found
+
+
+def _absolute_files(root: Path, options: dict[str, str]) -> dict[str, str]:
+    """Return ``kafka.*`` settings with absolute paths; a variable's path counts from the working directory."""
+    return {
+        name: str(_absolute(f"kafka.{name}", root, Path(value))) if name in FILES else value
+        for name, value in options.items()
+    }
 
 
 def _cache_dir(root: Path, path: Path) -> Path:
@@ -93,8 +109,12 @@ def _from_file(path: Path | None) -> dict[str, Any]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    given = {}
+    given: dict[str, Any] = {}
     for variable, value in environment.items():
         if variable.startswith(PREFIX) and variable != CONFIG_VARIABLE:
-            given[variable.removeprefix(PREFIX).lower()] = read_setting(variable, value, "the environment")
+            name, found = variable.removeprefix(PREFIX).lower(), read_setting(variable, value, "the environment")
+            if name == "kafka" or name.startswith(KAFKA_PREFIX):
+                given["kafka"] = (*given.get("kafka", ()), *found)
+            else:
+                given[name] = found
     return given

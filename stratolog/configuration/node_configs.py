@@ -13,6 +13,7 @@ from stratolog.errors import UsageError
 if TYPE_CHECKING:
     from datanode_processors.config import DatanodeConfig
     from om_processors.config import NodeConfig
+    from schemas.security.tls import ProcessTls
 
 
 def node_config(settings: Settings, name: str) -> NodeConfig:
@@ -28,7 +29,7 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
         cluster=settings.cluster,
         address_host=own.host,
         address_port=own.port,
-        bootstrap_servers=settings.bootstrap_servers,
+        bootstrap_servers=settings.connection,
         shards=settings.shards,
         replicas=tuple(node.name for node in settings.nodes),
         data_dir=settings.node_folder(own.name),
@@ -51,11 +52,19 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
         **_log_keeping(settings),
         auth=_auth(settings, own),
         secret=settings.secret(),
+        tls=server_tls(settings),
         http_hosts=settings.own_hosts(),
         log_level=settings.log_level,
         log_format=settings.log_format,
         write_audit=settings.write_audit,
     )
+
+
+def server_tls(settings: Settings) -> ProcessTls | None:
+    """Return how a process that others call speaks TLS; raises UsageError without a certificate of its own."""
+    if settings.tls_ca_file is not None and settings.tls_certificate_file is None:
+        raise UsageError("setting 'tls_ca_file' is given, and a node or datanode needs 'tls_certificate_file' with it")
+    return settings.tls()
 
 
 def _auth(settings: Settings, own: NodeAddress) -> str:
@@ -121,7 +130,7 @@ def datanode_config(settings: Settings, name: str) -> DatanodeConfig:
         host=own.host,
         port=own.port,
         http_port=own.http_port,
-        bootstrap_servers=settings.bootstrap_servers,
+        bootstrap_servers=settings.connection,
         data_dir=settings.data_dir / "datanodes" / own.name,
         rack=settings.rack_of(own.name),
         fsync=settings.datanode_fsync,
@@ -131,6 +140,7 @@ def datanode_config(settings: Settings, name: str) -> DatanodeConfig:
         container_bytes=settings.container_bytes,
         **_log_keeping(settings),
         secret=settings.secret(),
+        tls=server_tls(settings),
         http_hosts=settings.own_hosts(),
         log_level=settings.log_level,
         log_format=settings.log_format,

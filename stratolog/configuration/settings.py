@@ -3,10 +3,10 @@
 An unknown name is an error, in the file and in the environment. So is a value of the wrong type or out of range. The
 message names the setting, the value and where it was found.
 
-In the file ``nodes``, ``datanodes`` and ``racks`` are tables (``om1 = "127.0.0.1:9871"``), ``pipelines`` an array; in
-the environment all are separated by commas (``om1=127.0.0.1:9871,om2=...``), and an empty table is ``none``.
-``stratolog.configuration.settings_values`` reads single values; ``stratolog.configuration.node_configs`` makes
-configurations of nodes from them.
+In the file ``nodes``, ``datanodes``, ``racks`` and ``kafka`` are tables (``om1 = "127.0.0.1:9871"``), ``pipelines`` an
+array; in the environment all but ``kafka`` are separated by commas (``om1=127.0.0.1:9871,om2=...``), and an empty table
+is ``none``. ``stratolog.configuration.settings_values`` reads single values; ``stratolog.configuration.node_configs``
+makes configurations of nodes from them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from schemas.kafka.connection import BadKafkaSetting, KafkaConnection, connection
 from schemas.sharding import MAX_SHARDS
 from schemas.small_objects import MAX_INLINE_BYTES
 from stratolog.configuration import settings_values as values
@@ -30,12 +31,15 @@ from stratolog.errors import UsageError
 if TYPE_CHECKING:
     from schemas.access.credentials import Credentials
     from schemas.privilege import ClusterSecret
+    from schemas.security.tls import ProcessTls, TlsFiles
 
 
 PREFIX = "STRATOLOG_"
 DEFAULT_NODES = tuple(NodeAddress(name=f"om{n}", host="127.0.0.1", port=9870 + n) for n in (1, 2, 3))
-TABLES = ("nodes", "datanodes", "racks")
+TABLES = ("nodes", "datanodes", "racks", "kafka")
 """Settings that are tables in the file."""
+KAFKA_PREFIX = "kafka_"
+"""Variables of single ``kafka.*`` settings: STRATOLOG_KAFKA_SASL_USERNAME is ``sasl.username`` of ``[kafka]``."""
 SECRET_FILE = "cluster-secret"  # noqa: S105 - where it is, not what it is
 MIB = 1024 * 1024
 DAY_MS = 86_400_000
@@ -58,6 +62,13 @@ class Settings:
 
     bootstrap_servers: str = _setting(values.addresses, default="127.0.0.1:9092")
     """Kafka's ``bootstrap.servers``: ``host:port``, separated by commas."""
+    node_bootstrap_servers: str | None = _setting(values.addresses, default=None)
+    """Where nodes, datanodes, the audit and operators' commands reach the brokers, if elsewhere than users do.
+
+    Brokers that know users by passwords and nodes by certificates have two listeners. Unset: ``bootstrap_servers``.
+    """
+    kafka: tuple[tuple[str, str], ...] = _setting(values.kafka, default=())
+    """How brokers are reached that want TLS or a login: a table of ``kafka.*`` settings (below)."""
     cluster: str = _setting(values.name, default="stratolog")
     """Name of the cluster, recorded in the log."""
     shards: int = _setting(values.integer(1, MAX_SHARDS), default=2)
@@ -73,6 +84,8 @@ class Settings:
     """Where fetched jars are kept."""
     brokers: int = _setting(values.one_of_integers(1, 3), default=1)
     """Kafka brokers of the local stack; three means replication factor 3 and min.insync 2."""
+    broker_heap_mib: int | None = _setting(values.integer(128, 65_536), default=None)
+    """Most MiB of the Java heap of each broker of the local stack; unset = 512 for one broker, 400 for each of three."""
     durability: str = _setting(values.one_of("replicated", "fsync"), default="replicated")
     """Where an acknowledged log record is: in the page caches of min.insync brokers (replicated), or on their disks."""
     response_partitions: int = _setting(values.integer(1, 1024), default=4)
@@ -155,6 +168,8 @@ class Settings:
     """How long a client tries one request; below the 5 minutes after which it would expire."""
     max_in_flight: int = _setting(values.integer(1, 100_000), default=4_000)
     """Requests that a client has on the way at most."""
+    secure: bool | None = _setting(values.boolean, default=None)
+    """Whether the local stack's brokers know who asks: TLS, passwords, certificates, ACLs. Unset: they do not."""
     audit: bool = _setting(values.boolean, default=True)
     """Whether the local stack runs the Spark audit."""
     ui: bool | None = _setting(values.boolean, default=None)
@@ -168,6 +183,18 @@ class Settings:
 
     Unset, it is ``cluster-secret`` in ``data_dir``.
     """
+    tls_ca_file: Path | None = _setting(values.path, default=None)
+    """PEM file with the certificates of the authorities that nodes, datanodes and commands trust.
+
+    Set, they speak TLS with each other, and in clear with nobody. Unset: all of them speak in clear.
+    """
+    tls_certificate_file: Path | None = _setting(values.path, default=None)
+    """PEM file with this process's certificate, by which it proves who it is, and its key.
+
+    Nodes and datanodes need one. Renewed files are read for the next connection.
+    """
+    tls_key_file: Path | None = _setting(values.path, default=None)
+    """PEM file with the certificate's key, if that is not in ``tls_certificate_file``."""
     auth: str | None = _setting(values.one_of("none", "signed"), default=None)
     """Whom nodes believe. ``none``: anybody may do everything, under any name. ``signed``: users sign what they ask.
 
@@ -193,6 +220,16 @@ class Settings:
     """Names of the settings that the file or the environment gave; the others are defaults."""
 
     @property
+    def connection(self) -> KafkaConnection:
+        """How this process reaches the brokers; raises UsageError for settings or files that cannot be used."""
+        try:
+            found = connection(self.node_bootstrap_servers or self.bootstrap_servers, dict(self.kafka))
+            found.check_files()
+        except BadKafkaSetting as error:
+            raise UsageError(f"setting {error}") from error
+        return found
+
+    @property
     def secret_file(self) -> Path:
         """Where the cluster's secret is."""
         return self.cluster_secret_file or self.data_dir / SECRET_FILE
@@ -202,6 +239,18 @@ class Settings:
         from stratolog.configuration.cluster_secret import read_secret
 
         return read_secret(self.secret_file)
+
+    def tls_files(self) -> TlsFiles | None:
+        """Return the files of this process's TLS, None if it speaks in clear; raises UsageError."""
+        from stratolog.configuration.tls import tls_files_of
+
+        return tls_files_of(self.tls_ca_file, self.tls_certificate_file, self.tls_key_file)
+
+    def tls(self) -> ProcessTls | None:
+        """Return how this process speaks TLS, None if it speaks in clear; raises UsageError for unusable files."""
+        from stratolog.configuration.tls import process_tls
+
+        return process_tls(self.tls_files())
 
     def credentials(self) -> Credentials | None:
         """Return what the command signs with, None for nothing; raises UsageError if the file cannot be used."""
@@ -260,6 +309,8 @@ class Settings:
         lines += ["", "[datanodes]"]
         lines += [f"{_toml(node.name)} = {_toml(f'{node.address}:{node.http_port}')}" for node in self.datanodes]
         lines += ["", "[racks]", *(f"{_toml(node)} = {_toml(where)}" for node, where in self.racks)]
+        if self.kafka:
+            lines += ["", "[kafka]", *(f"{name} = {_toml(value)}" for name, value in self.kafka)]
         return "\n".join(lines) + "\n"
 
 
@@ -271,6 +322,8 @@ def read_setting(given_name: str, value: Any, source: str) -> Any:
     """Read one value, or raise UsageError; ``given_name`` is the setting as written, with capitals and prefix."""
     in_environment = given_name.startswith(PREFIX)
     name = given_name.removeprefix(PREFIX).lower() if in_environment else given_name
+    if in_environment and name.startswith(KAFKA_PREFIX):
+        name, value = "kafka", {name.removeprefix(KAFKA_PREFIX).replace("_", "."): value}
     if name not in _READERS:
         near = difflib.get_close_matches(name, NAMES, n=1)
         hint = f"; did you mean '{PREFIX + near[0].upper() if in_environment else near[0]}'?" if near else ""

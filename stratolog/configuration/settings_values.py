@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from schemas.kafka.connection import FILES, BadKafkaSetting, read_option
 from stratolog.configuration.places import expanded
 
 MAX_NODES = 31
@@ -252,6 +253,42 @@ def racks(value: Any) -> tuple[tuple[str, str], ...]:
     found = tuple((name(node), rack(where)) for node, where in given)
     _unique(tuple(node for node, _ in found))
     return found
+
+
+def kafka(value: Any) -> tuple[tuple[str, str], ...]:
+    """Read ``kafka.*`` settings: a table (names with dots may be tables of their own), or a text; sorted by name.
+
+    The text is ``name=value,...``, or ``none``.
+    """
+    pairs = _flat(value) if isinstance(value, Mapping) else _kafka_pairs(value)
+    found = tuple(sorted(_kafka_option(name, one) for name, one in pairs))
+    _unique(tuple(name for name, _ in found))
+    return found
+
+
+def _kafka_pairs(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, tuple):
+        return list(value)
+    if not isinstance(value, str):
+        raise ValueError("must be a table such as security.protocol = 'SASL_SSL'")
+    if not value.strip():
+        raise ValueError("must not be empty")
+    return _pairs_or_none(value, "value")
+
+
+def _kafka_option(option: str, value: Any) -> tuple[str, str]:
+    try:
+        found, text_ = read_option(option, value)
+    except BadKafkaSetting as error:
+        raise ValueError(str(error)) from error
+    return found, str(expanded(Path(text_))) if found in FILES else text_
+
+
+def _flat(value: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, one in value.items():
+        pairs += _flat(one, f"{before}{key}.") if isinstance(one, Mapping) else [(f"{before}{key}", one)]
+    return pairs
 
 
 def _pairs_or_none(value: Any, form: str) -> list[tuple[str, Any]]:

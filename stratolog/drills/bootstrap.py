@@ -23,7 +23,7 @@ def run(session: Session, cluster: Cluster) -> None:
     with own_stack(session, cluster.settings, "bootstrap", detached=cluster.detached) as own:
         victim = follower_of(own, SHARD)
         with (
-            ReportTap(own.settings.bootstrap_servers, SHARD) as reports,
+            ReportTap(own.settings.connection, SHARD) as reports,
             own_load(session, own, "bootstrap", SHARD) as load,
         ):
             load.wait_more(WRITES)

@@ -79,7 +79,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
     with (
         scratch(session, settings, "corrupt-replica") as folder,
         client_of(settings) as client,
-        ReportTap(settings.bootstrap_servers, shard) as reports,
+        ReportTap(settings.connection, shard) as reports,
     ):
         with session.step(f"write {KEYS} keys to /{volume}, shard {shard}"):
             remove = session.touching(f"volume {volume}, of this drill's own", lambda: removed(settings, volume))
@@ -236,7 +236,7 @@ def _verdict(
             ), None,
         )  # fmt: skip
 
-    with VerdictReader(cluster.settings.bootstrap_servers, since_ms=log.timestamp_ms) as reader:
+    with VerdictReader(cluster.settings.connection, since_ms=log.timestamp_ms) as reader:
         found: Verdict = cluster.wait(
             f"the audit's verdict on the scan of {node} at offset {log.offset}",
             lambda: decided(reader),

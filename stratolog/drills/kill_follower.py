@@ -30,7 +30,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
         cluster.check_whole()
     victim = follower_of(cluster, shard)
     with (
-        ReportTap(cluster.settings.bootstrap_servers, shard) as reports,
+        ReportTap(cluster.settings.connection, shard) as reports,
         own_load(session, cluster, "kill-follower", shard) as load,
     ):
         before = int(cluster.view(victim, shard)["applied_offset"])

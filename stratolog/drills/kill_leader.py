@@ -22,7 +22,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
     with session.step("check that the stack is whole"):
         cluster.check_whole()
     with (
-        ReportTap(cluster.settings.bootstrap_servers, shard) as reports,
+        ReportTap(cluster.settings.connection, shard) as reports,
         own_load(session, cluster, "kill-leader", shard) as load,
     ):
         victim = cluster.wait_leader(shard)

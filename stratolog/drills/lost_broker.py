@@ -10,6 +10,7 @@ import time
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from schemas.kafka.client_settings import client_settings
 from schemas.topics import OM_LOG
 from stratolog.drills.core import write_findings
 from stratolog.drills.core.report import CouldNotRun, StepFailed
@@ -37,11 +38,11 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
                 "three, in another data directory: 'stratolog up --brokers 3'"
             )
         cluster.check_whole()
-        admin = AdminClient({"bootstrap.servers": cluster.settings.bootstrap_servers, "log_level": 0})
+        admin = AdminClient(client_settings(cluster.settings.connection, {"log_level": 0}))
         _await_in_sync(admin, 3)
     since = int(cluster.view(cluster.wait_leader(shard), shard)["applied_offset"])
     with (
-        ReportTap(cluster.settings.bootstrap_servers, shard) as reports,
+        ReportTap(cluster.settings.connection, shard) as reports,
         own_load(session, cluster, "lost-broker", shard) as load,
     ):
         number = _leader_of_log(admin, shard)

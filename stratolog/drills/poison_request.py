@@ -19,6 +19,8 @@ from schemas import result_codes as codes
 from schemas.codecs.codec import encode, header_of
 from schemas.codecs.registry import FINGERPRINT_BYTES, MARKER
 from schemas.column_families import BUCKETS
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from schemas.records.messages import (
     CreateBucket,
     CreateKey,
@@ -84,7 +86,7 @@ def _attempt(session: Session, cluster: Cluster, shard: int) -> bool:
     After a drill that wrote keys, nodes purge its deleted keys for some seconds. Raises CouldNotRun if others write.
     """
     client_id = os.urandom(16)
-    servers = cluster.settings.bootstrap_servers
+    servers = cluster.settings.connection
     poisons = poisons_of(client_id, shard, cluster.settings.shards)
     with AnswerTap(servers, client_id) as answers, RejectedTap(servers) as rejected:
         with session.step("note where everybody stands, and the digest of the data"):
@@ -158,10 +160,10 @@ def poisons_of(client_id: bytes, shard: int, shards: int) -> list[Poison]:
     return found
 
 
-def _send(servers: str, shard: int, poisons: list[Poison]) -> dict[str, int]:
+def _send(servers: Brokers, shard: int, poisons: list[Poison]) -> dict[str, int]:
     """Produce the records; return the offset of each by name. Raises StepFailed if the broker does not take them."""
     producer = Producer(
-        {"bootstrap.servers": servers, "linger.ms": 0, "message.max.bytes": MAX_MESSAGE_BYTES, "log_level": 0}
+        client_settings(servers, {"linger.ms": 0, "message.max.bytes": MAX_MESSAGE_BYTES, "log_level": 0})
     )
     offsets: dict[str, int] = {}
 

@@ -116,7 +116,7 @@ def _judge(
 def live_digests(cluster: Cluster, shard: int, goal: Digest) -> dict[str, Sums]:
     """Return nodes' digests at an index: from their reports at a barrier there, or from where they stand now."""
     since_ms = max(0, goal.timestamp_ms - REPORTS_SLACK_MS)
-    with ReportTap(cluster.settings.bootstrap_servers, shard, since_ms) as reports:
+    with ReportTap(cluster.settings.connection, shard, since_ms) as reports:
         live = reports.at_index(INCREMENTAL, goal.index)
     for name in _answering(cluster, shard, [name for name in cluster.names if name not in live]):
         answer = cluster.get(name, f"/v1/shards/{shard}/digest")

@@ -123,7 +123,7 @@ def _judge_writes(session: Session, restored: Cluster, volume: str) -> None:
     before = restored.wait_caught_up(restored.wait_leader(SHARD), SHARD)
     with (
         client_of(restored.settings) as client,
-        ReportTap(restored.settings.bootstrap_servers, SHARD) as reports,
+        ReportTap(restored.settings.connection, SHARD) as reports,
     ):
         with session.step("write on, to the old volume and to a new one"):
             put_key(client, volume, "after-the-restore", 1)

@@ -15,6 +15,8 @@ import httpx
 
 from producers.errors import StratologError
 from schemas.records.messages import Response, SetBucketProperty
+from schemas.security.certificates import AN_OM
+from schemas.security.tls import verify_of
 from stratolog.drills.core import leader_findings
 from stratolog.drills.core.leader_findings import Read
 from stratolog.drills.core.log_survey import VoidRecord
@@ -25,6 +27,7 @@ from stratolog.drills.kit.load import BUCKET, DEADLINE_MS, Load, own_load
 from stratolog.drills.kit.log_reading import survey
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import AnswerTap, ReportTap
+from stratolog.nodes.node_http import url_of
 
 ATTEMPTS = 4
 BURST = 600
@@ -53,7 +56,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
     """Run the drill."""
     with session.step("check that the stack is whole"):
         cluster.check_whole()
-    servers = cluster.settings.bootstrap_servers
+    servers = cluster.settings.connection
     since = int(cluster.view(cluster.wait_leader(shard), shard)["applied_offset"])
     with (
         ReportTap(servers, shard) as reports,
@@ -131,7 +134,8 @@ class _Readers:
 
     def __init__(self, cluster: Cluster, node: str, volume: str, key: str) -> None:
         address = cluster.settings.node(node).address
-        self._url = f"http://{address}/v1/volumes/{volume}/buckets/{BUCKET}/key"
+        self._url = url_of(address, f"/v1/volumes/{volume}/buckets/{BUCKET}/key")
+        self._tls = cluster.settings.tls()
         self._key = key
         self._reads: list[Read] = []
         self._threads = [threading.Thread(target=self._read, daemon=True) for _ in range(READERS)]
@@ -139,7 +143,7 @@ class _Readers:
             thread.start()
 
     def _read(self) -> None:
-        with httpx.Client(trust_env=False, timeout=READ_TIMEOUT_S) as http:
+        with httpx.Client(trust_env=False, timeout=READ_TIMEOUT_S, verify=verify_of(self._tls, AN_OM)) as http:
             for _ in range(READS_EACH):
                 try:
                     answer = http.get(self._url, params={"name": self._key, "consistency": "linearizable"})

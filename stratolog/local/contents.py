@@ -11,7 +11,9 @@ from stratolog.configuration.settings import SECRET_FILE
 from stratolog.local import state
 from stratolog.local.processes import wait_until
 
-FOLDERS = ("kafka", "nodes", "datanodes", "audit", "logs", "drills", "restore")
+FOLDERS = (
+    "kafka", "nodes", "datanodes", "audit", "logs", "drills", "restore", "authority", "kafka-users",
+)  # fmt: skip
 REMOVE_TIMEOUT_S = 2.0
 """A child of a child may still be writing when the processes of a stack have ended."""
 

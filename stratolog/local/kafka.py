@@ -22,7 +22,10 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from xxhash import xxh3_64_hexdigest
 
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import KafkaConnection, connection
 from schemas.topics import MAX_MESSAGE_BYTES
+from stratolog.brokers.secure_listeners import BrokerIdentity, listener_properties
 from stratolog.errors import Unavailable, UsageError
 from stratolog.local.processes import Process, free_ports, log_tail, spawn, stop_all, wait_until
 
@@ -42,6 +45,9 @@ LONG_RUN_JVM = ("-XX:+UseG1GC",)
 QUICK_START_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 """Less processor time to start, less speed later: for brokers that live for a test."""
 
+HEAP_MIB = {1: 512, 3: 400}
+"""Most MiB of a broker's heap, by the number of brokers. A broker needs about 150 MiB beside it."""
+
 JAVA_VERSION = 17
 
 
@@ -54,6 +60,8 @@ class Listener:
 
     broker: int
     controller: int
+    nodes: int = 0
+    """Port for those who prove themselves by certificates, of brokers that know who asks."""
     host: str = "127.0.0.1"
     launcher: tuple[str, ...] = ()
 
@@ -62,12 +70,20 @@ class Listener:
         """The address that clients use."""
         return f"{self.host}:{self.broker}"
 
+    @property
+    def node_address(self) -> str:
+        """The address that nodes use, where it is another one."""
+        return f"{self.host}:{self.nodes}"
+
 
 def allocate_listeners(count: int, preferred: Sequence[int] = ()) -> tuple[Listener, ...]:
     """Return ports for ``count`` brokers: the ``preferred`` client ports as far as given, free ones else."""
-    ports = free_ports(2 * count)
+    ports = free_ports(3 * count)
     clients = [*preferred[:count], *ports[len(preferred[:count]) : count]]
-    return tuple(Listener(broker=b, controller=c) for b, c in zip(clients, ports[count:], strict=True))
+    return tuple(
+        Listener(broker=b, controller=c, nodes=n)
+        for b, c, n in zip(clients, ports[count : 2 * count], ports[2 * count :], strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +94,12 @@ class KafkaCluster:
     jars: Path
     listeners: tuple[Listener, ...]
     jvm: tuple[str, ...] = LONG_RUN_JVM
+    identities: tuple[BrokerIdentity, ...] = ()
+    """What each broker proves itself by; if there are any, the brokers know who asks."""
+    operator: tuple[tuple[str, str], ...] = ()
+    """With ``identities``: the ``kafka.*`` settings of who asks whether the brokers are ready."""
+    heap_mib: int | None = None
+    """Most MiB of each broker's heap; None: HEAP_MIB."""
 
     def __post_init__(self) -> None:
         """Refuse a number of brokers for which there are no durability rules."""
@@ -88,6 +110,13 @@ class KafkaCluster:
     def bootstrap_servers(self) -> str:
         """Addresses for clients."""
         return ",".join(listener.address for listener in self.listeners)
+
+    @property
+    def connection(self) -> KafkaConnection:
+        """How the operator reaches the brokers."""
+        if not self.identities:
+            return connection(self.bootstrap_servers)
+        return connection(",".join(one.node_address for one in self.listeners), dict(self.operator))
 
     @property
     def replication_factor(self) -> int:
@@ -109,7 +138,7 @@ class KafkaCluster:
 
     def start_broker(self, number: int, *, detached: bool) -> Process:
         """Start broker ``number`` (from 1) of a formatted cluster."""
-        heap = 512 if len(self.listeners) == 1 else 400
+        heap = self.heap_mib or HEAP_MIB[len(self.listeners)]
         command: list[str | Path] = [
             *self.listeners[number - 1].launcher, _java(), f"-Xmx{heap}m", f"-Xms{heap // 4}m", *self._shared_classes(),
             *self.jvm, "-XX:-UsePerfData", "-Djava.awt.headless=true", *_LOGGING, "-cp", str(self.jars / "*"),
@@ -120,7 +149,7 @@ class KafkaCluster:
     def wait_ready(self, processes: Sequence[Process], timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until every broker is registered and serves; raises Unavailable with the log's end if not."""
         admin = AdminClient(
-            {"bootstrap.servers": self.bootstrap_servers, "reconnect.backoff.max.ms": RECONNECT_MS, "log_level": 0}
+            client_settings(self.connection, {"reconnect.backoff.max.ms": RECONNECT_MS, "log_level": 0})
         )
 
         def is_settled() -> bool:
@@ -192,7 +221,6 @@ class KafkaCluster:
         return path.read_text()
 
     def _properties(self, number: int) -> Mapping[str, str]:
-        own = self.listeners[number - 1]
         voters = ",".join(f"{n}@{one.host}:{one.controller}" for n, one in enumerate(self.listeners, start=1))
         copies = str(self.replication_factor)
         in_sync = str(min_in_sync(self.replication_factor))
@@ -200,8 +228,7 @@ class KafkaCluster:
             **_COMMON,
             "node.id": str(number),
             "controller.quorum.voters": voters,
-            "listeners": f"PLAINTEXT://{own.address},CONTROLLER://{own.host}:{own.controller}",
-            "advertised.listeners": f"PLAINTEXT://{own.address}",
+            **self._listeners(number),
             "log.dirs": str(self._home(number) / "data"),
             "default.replication.factor": copies,
             "min.insync.replicas": in_sync,
@@ -210,6 +237,22 @@ class KafkaCluster:
             "transaction.state.log.min.isr": in_sync,
             "share.coordinator.state.topic.replication.factor": copies,
             "share.coordinator.state.topic.min.isr": in_sync,
+        }
+
+    def _listeners(self, number: int) -> Mapping[str, str]:
+        own = self.listeners[number - 1]
+        controller = f"{own.host}:{own.controller}"
+        if self.identities:
+            names = tuple(one.name for one in self.identities)
+            return listener_properties(
+                self.identities[number - 1], names, users=own.address, nodes=own.node_address, controller=controller
+            )
+        return {
+            "listeners": f"PLAINTEXT://{own.address},CONTROLLER://{controller}",
+            "advertised.listeners": f"PLAINTEXT://{own.address}",
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
         }
 
 
@@ -253,9 +296,6 @@ def make_class_archive(jars: Path) -> Path:
 
 _COMMON: Mapping[str, str] = {
     "process.roles": "broker,controller",
-    "controller.listener.names": "CONTROLLER",
-    "inter.broker.listener.name": "PLAINTEXT",
-    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
     # The log contract: no typing error makes a topic, and no replica that lacks records is elected.
     "auto.create.topics.enable": "false",
     "unclean.leader.election.enable": "false",

@@ -8,12 +8,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from schemas.kafka.access import KafkaPrincipal
+from schemas.kafka.connection import CERTIFICATE_FILE
 from schemas.topics import DN_LOG, OM_LOG
+from stratolog.brokers.admission import admit, as_variables
 from stratolog.configuration.loading import CONFIG_VARIABLE, without_variables
-from stratolog.configuration.settings import Settings
+from stratolog.configuration.settings import PREFIX, Settings
 from stratolog.local.jars import spark_jars
 from stratolog.local.processes import spawn
 from stratolog.local.state import DATANODE, NODE, SETTINGS_FILE, UI, StackMember
+from stratolog.nodes.node_http import learn
 
 
 def node_command(name: str) -> list[str]:
@@ -24,7 +28,8 @@ def node_command(name: str) -> list[str]:
 def spawn_node(settings: Settings, name: str, *, detached: bool) -> StackMember:
     """Start the process of one node, with the settings of the stack; return the process before it serves."""
     log = settings.data_dir / "logs" / f"{name}.log"
-    environment = node_environment(settings.data_dir / SETTINGS_FILE)
+    options = admit(learn(settings), KafkaPrincipal.OM, name, (settings.node(name).host,))
+    environment = node_environment(settings.data_dir / SETTINGS_FILE, options)
     process = spawn(node_command(name), log=log, detached=detached, env=environment)
     return StackMember(kind=NODE, name=name, address=settings.node(name).address, log=log, process=process, extra={})
 
@@ -37,7 +42,8 @@ def datanode_command(name: str) -> list[str]:
 def spawn_datanode(settings: Settings, name: str, *, detached: bool) -> StackMember:
     """Start the process of one datanode, with the settings of the stack; return the process before it serves."""
     log = settings.data_dir / "logs" / f"{name}.log"
-    environment = node_environment(settings.data_dir / SETTINGS_FILE)
+    options = admit(learn(settings), KafkaPrincipal.DATANODE, name, (settings.datanode(name).host,))
+    environment = node_environment(settings.data_dir / SETTINGS_FILE, options)
     process = spawn(datanode_command(name), log=log, detached=detached, env=environment)
     address = settings.datanode(name).address
     return StackMember(kind=DATANODE, name=name, address=address, log=log, process=process, extra={})
@@ -51,9 +57,16 @@ def spawn_ui(settings: Settings, port: int, *, detached: bool) -> StackMember:
     return StackMember(kind=UI, name=UI, address=f"127.0.0.1:{port}", log=log, process=process, extra={})
 
 
-def node_environment(settings_file: Path) -> Mapping[str, str]:
-    """Return the environment of a process that takes its settings from ``settings_file`` alone."""
-    return {**without_variables(os.environ), CONFIG_VARIABLE: str(settings_file)}
+def node_environment(settings_file: Path, kafka: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """Return the environment of a process that takes its settings from ``settings_file``, and ``kafka.*`` from here.
+
+    The certificate by which a process reaches the brokers is the one by which it proves itself to all others.
+    """
+    own = kafka or {}
+    found = {**without_variables(os.environ), CONFIG_VARIABLE: str(settings_file), **as_variables(own)}
+    if CERTIFICATE_FILE in own:
+        found[f"{PREFIX}TLS_CERTIFICATE_FILE"] = own[CERTIFICATE_FILE]
+    return found
 
 
 def audit_folder(settings: Settings) -> Path:
@@ -68,8 +81,11 @@ def audit_command(settings: Settings) -> list[str]:
     """
     folder = audit_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
+    options = admit(settings, KafkaPrincipal.AUDIT)
     config = {
-        "bootstrap_servers": settings.bootstrap_servers,
+        "bootstrap_servers": settings.connection.servers,
+        "kafka": dict(options),
+        **_audit_tls(settings, options),
         "work_dir": str(folder),
         "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
         "cluster": settings.cluster,
@@ -81,6 +97,13 @@ def audit_command(settings: Settings) -> list[str]:
     path = folder / "audit.json"
     path.write_text(json.dumps(config, indent=2) + "\n")
     return [sys.executable, "-m", "spark_streaming.jobs.audit_stream", "--config", str(path)]
+
+
+def _audit_tls(settings: Settings, options: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the files by which the audit asks nodes which keys differ."""
+    if settings.tls_ca_file is None:
+        return {}
+    return {"tls_ca_file": str(settings.tls_ca_file), "tls_certificate_file": options[CERTIFICATE_FILE]}
 
 
 def audit_health(settings: Settings) -> dict[str, object]:

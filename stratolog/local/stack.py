@@ -6,6 +6,7 @@ directory::
     stack.json, stack.toml, stack.lock   what runs, with which settings (stratolog.local.state)
     cluster-secret                       the cluster's secret (stratolog.configuration.cluster_secret)
     kafka/broker-N/                      data and log of a broker
+    authority/, kafka-users/             certificates, and users' passwords, of a secure stack (stratolog.brokers)
     nodes/NAME/, logs/NAME.log           databases and log of a node
     datanodes/NAME/, logs/NAME.log       blocks, databases and log of a datanode
     audit/, logs/audit.log               checkpoint, verdicts and log of the audit
@@ -20,10 +21,12 @@ start fails, the processes that it started are stopped again.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from schemas.security.tls import scheme_of
+from stratolog.brokers.identities import authority_of, broker_identities
 from stratolog.configuration.cluster_secret import make_secret
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
@@ -48,6 +51,7 @@ from stratolog.local.spawning import (
 )
 from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, UI, StackMember, StackState
 from stratolog.local.topics import TopicPlan, ensure_topics
+from stratolog.nodes.node_http import learn
 from stratolog.nodes.readiness import has_usable_pipeline, is_led
 
 Report = Callable[[str], None]
@@ -79,6 +83,7 @@ def up(
         except BaseException:
             remove_if_empty(settings.data_dir)
             raise
+        learn(effective)
         for one in moved:
             report(str(one))
         started = _Start(effective, before, detached=detached, report=report, moved=moved, before_nodes=before_nodes)
@@ -159,7 +164,7 @@ class _Start:
         if make_secret(self._settings.secret_file):
             self._report(f"the cluster's secret, in {self._settings.secret_file}")
         self._report("topics")
-        ensure_topics(self._settings.bootstrap_servers, topic_plan(self._settings))
+        ensure_topics(self._settings.connection, topic_plan(self._settings))
         self._before_nodes(self._settings)
         for node in self._settings.nodes:
             self._start_node(node)
@@ -195,8 +200,8 @@ class _Start:
         jars = kafka_jars(self._settings.cache_dir)
         self._report(f"{count} Kafka broker{'s' if count > 1 else ''}")
         ports = [int(address.rpartition(":")[2]) for address in self._settings.bootstrap_servers.split(",")]
-        listeners = tuple(Listener(broker=b, controller=c) for b, c in zip(ports, free_ports(count), strict=True))
-        cluster = KafkaCluster(folder=self._data_dir / "kafka", jars=jars, listeners=listeners)
+        cluster = self._cluster(jars, ports)
+        listeners = cluster.listeners
         processes = cluster.start(detached=self._detached)
         for number, (listener, process) in enumerate(zip(listeners, processes, strict=True), start=1):
             self._add(
@@ -210,6 +215,22 @@ class _Start:
                 )
             )
         cluster.wait_ready(processes)
+
+    def _cluster(self, jars: Path, ports: Sequence[int]) -> KafkaCluster:
+        settings, folder = self._settings, self._data_dir / "kafka"
+        controllers = free_ports(len(ports))
+        if not settings.secure or settings.node_bootstrap_servers is None:
+            listeners = tuple(Listener(broker=b, controller=c) for b, c in zip(ports, controllers, strict=True))
+            return KafkaCluster(folder=folder, jars=jars, listeners=listeners, heap_mib=settings.broker_heap_mib)
+        nodes = [int(address.rpartition(":")[2]) for address in settings.node_bootstrap_servers.split(",")]
+        secure_listeners = tuple(
+            Listener(broker=b, controller=c, nodes=n) for b, c, n in zip(ports, controllers, nodes, strict=True)
+        )
+        identities = broker_identities(authority_of(self._data_dir, settings.cluster), len(ports))
+        return KafkaCluster(
+            folder=folder, jars=jars, listeners=secure_listeners, identities=identities, operator=settings.kafka,
+            heap_mib=settings.broker_heap_mib,
+        )  # fmt: skip
 
     def _start_node(self, node: NodeAddress) -> None:
         if self._has(NODE, node.name):
@@ -273,7 +294,7 @@ class _Start:
     def _start_ui(self) -> None:
         """Start the dashboard at its port, or at a free one. Nobody waits for it: nothing depends on it."""
         port = UI_PORT if is_port_free(UI_PORT) else free_ports(1)[0]
-        self._report(f"the dashboard, http://127.0.0.1:{port}/")
+        self._report(f"the dashboard, {scheme_of(self._settings.tls())}://127.0.0.1:{port}/")
         self._add(spawn_ui(self._settings, port, detached=self._detached))
 
     def _await_audit(self) -> None:

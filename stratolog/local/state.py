@@ -200,5 +200,8 @@ def connected(settings: Settings) -> Settings:
     if state is None or not state.running():
         return settings
     stack = load_settings(settings.data_dir / SETTINGS_FILE, environment={})
-    taken = {name: getattr(stack, name) for name in NAMES if name not in settings.explicit | PERSONAL}
+    own = settings.explicit | PERSONAL
+    if "kafka" in settings.explicit:  # a user of his own reaches the brokers where users do
+        own |= {"node_bootstrap_servers"}
+    taken = {name: getattr(stack, name) for name in NAMES if name not in own}
     return replace(settings, **taken)

@@ -23,6 +23,9 @@ from confluent_kafka.admin import (
     TopicMetadata,
 )
 
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
+from schemas.kafka.troubles import ConnectionTroubles
 from schemas.topics import (
     BOUNDED_RETENTION_MS,
     BOUNDED_SIZES,
@@ -126,7 +129,7 @@ class TopicPlan:
 
 
 def ensure_topics(
-    bootstrap_servers: str, plan: TopicPlan, *, contact_timeout_s: float = CONTACT_TIMEOUT_S
+    bootstrap_servers: Brokers, plan: TopicPlan, *, contact_timeout_s: float = CONTACT_TIMEOUT_S
 ) -> list[str]:
     """Create the topics that are missing and verify the others; return the names of those created.
 
@@ -134,12 +137,15 @@ def ensure_topics(
     UNCOMPRESSED, and BOUNDED_SIZES unless an operator has chosen other sizes. Raises
     TopicMismatch naming topic and setting, Unavailable if the brokers do not answer.
     """
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    troubles = ConnectionTroubles(bootstrap_servers)
+    admin = AdminClient(client_settings(bootstrap_servers, {"log_level": 0, "error_cb": troubles}))
     try:
         admin.list_topics(timeout=contact_timeout_s)
         return _ensure(admin, plan)
     except KafkaException as error:
-        raise Unavailable(f"Kafka at {bootstrap_servers}: {error.args[0].str()}") from error
+        admin.poll(0)
+        known = f" ({troubles})" if troubles else ""
+        raise Unavailable(f"Kafka at {bootstrap_servers}: {error.args[0].str()}{known}") from error
 
 
 def _ensure(admin: AdminClient, plan: TopicPlan) -> list[str]:

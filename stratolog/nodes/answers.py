@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import httpx
 
 from stratolog.configuration.settings import Settings
+from stratolog.nodes.node_http import http_to, url_of
 
-HTTP_TIMEOUT_S = 2.0
 _NOT_READY = 503
-
-
-@cache
-def _http() -> httpx.Client:
-    """Return the only HTTP client of this process: making a client takes longer than a request."""
-    return httpx.Client(timeout=HTTP_TIMEOUT_S, trust_env=False)
-
-
-def answer_as(settings: Settings) -> None:
-    """Have this process's questions to nodes signed, if the settings have something to sign with."""
-    from producers.reads.call_signer import CallSigner
-
-    credentials = settings.credentials()
-    if credentials is not None:
-        _http().auth = CallSigner(credentials)
-
-
-def signer() -> httpx.Auth | None:
-    """Return what this process's questions are signed by; None: they are not."""
-    return _http().auth
 
 
 def node_statuses(settings: Settings) -> dict[str, dict[str, Any] | None]:
@@ -46,7 +25,7 @@ def node_status(address: str) -> dict[str, Any] | None:
 def node_opening(address: str) -> list[str]:
     """Return what a node says that is not ready yet: a line for each replica that it opens; empty if it is silent."""
     try:
-        answer = _http().get(f"http://{address}/status")
+        answer = http_to(address).get(url_of(address, "/status"))
         found = answer.json()
     except (httpx.HTTPError, ValueError):
         return []
@@ -57,7 +36,7 @@ def node_opening(address: str) -> list[str]:
 def node_answer(address: str, path: str) -> dict[str, Any] | None:
     """Return a node's answer to a GET, or None if it does not answer or answers with an error."""
     try:
-        answer = _http().get(f"http://{address}{path}")
+        answer = http_to(address).get(url_of(address, path))
         answer.raise_for_status()
         found = answer.json()
     except (httpx.HTTPError, ValueError):

@@ -3,12 +3,13 @@
 A line is one ``write`` to a file opened for appending, so it survives the client's SIGKILL (not the machine's loss of power)::
 
     H CLIENT VOLUME BUCKET           first line: the client's id in hexadecimal, and where all its keys are
-    T NUMBER STEP                    about to send: c(reate), m (commit) or d(elete) of key NUMBER
+    T NUMBER STEP                    about to send: c(reate), m (commit), p(ut), o (put over it) or d(elete) of key NUMBER
     A NUMBER STEP CALL INDEX TIME    acknowledged, as call CALL, at managed index INDEX; TIME in ms of CLOCK_MONOTONIC
     R NUMBER STEP STATUS             refused for good: it must have had no effect
     U NUMBER STEP STATUS             outcome unknown; so is whatever was tried and has no other line
 
-Name and size of a key follow from the client's id and the number, so the journal alone says what a replica has to list.
+Name, size and bytes of a key follow from the client's id, the number and the step, so the journal alone says what a replica
+has to list, and which bytes an inline key has. Each key has steps of its own, one after the other (CHAINS).
 """
 
 from __future__ import annotations
@@ -20,13 +21,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-CREATE, COMMIT, DELETE = "c", "m", "d"
-STEPS = CREATE + COMMIT + DELETE
+CREATE, COMMIT, DELETE, PUT, REPLACE = "c", "m", "d", "p", "o"
+STEPS = CREATE + COMMIT + DELETE + PUT + REPLACE
+CHAINS = (
+    CREATE + COMMIT + DELETE,
+    CREATE + COMMIT,
+    PUT,
+    PUT + REPLACE,
+    PUT + DELETE,
+    PUT + REPLACE + DELETE,
+    CREATE + COMMIT + REPLACE,
+    PUT + CREATE + COMMIT,
+)
+"""What is done with a key, by its number: blocks and bytes in the row, one in the place of the other, deleted or not."""
 SIZES = 997
-DELETED_OF = 8
-"""Every so many-th key is deleted again."""
+BLOB_OF, BLOB_BYTES = 32, 4096
+"""Of so many keys those of one chain have so many bytes more: such values lie in blob files."""
 
 TRIED, ACKNOWLEDGED, REFUSED, UNKNOWN = "T", "A", "R", "U"
+ABSENT = ""
+"""Stands for the step after which there is no key."""
 
 
 def key_of(client_id: str, number: int) -> str:
@@ -34,12 +48,26 @@ def key_of(client_id: str, number: int) -> str:
     return f"{client_id[:16]}/{number:08d}"
 
 
-def size_of(number: int) -> int:
-    return 1 + number % SIZES
+def chain_of(number: int) -> str:
+    """Return the steps of a key, in order."""
+    return CHAINS[number % len(CHAINS)]
 
 
-def is_deleted(number: int) -> bool:
-    return number % DELETED_OF == 0
+def size_of(number: int, step: str = COMMIT) -> int:
+    """Return the size that a key has after a step; no two steps of a chain give the same."""
+    size = 1 + number % SIZES
+    if step == COMMIT:
+        return size
+    larger = BLOB_BYTES if number % BLOB_OF < len(CHAINS) else 0
+    return size + larger + (SIZES if step == PUT else 2 * SIZES)
+
+
+def data_of(client_id: str, number: int, step: str) -> bytes | None:
+    """Return the bytes that a key has in its row after a step; None if it has blocks."""
+    if step == COMMIT:
+        return None
+    size, word = size_of(number, step), f"{client_id} {number} {step},".encode()
+    return (word * (size // len(word) + 1))[:size]
 
 
 class Writing:
@@ -68,12 +96,12 @@ class Writing:
 
 @dataclass(slots=True, kw_only=True)
 class Journal:
-    """A journal, read: the last word on each step of each key, and the index of each acknowledged call."""
+    """A journal, read: the last word on each step of each key, in order, and the index of each acknowledged call."""
 
     client_id: str
     volume: str
     bucket: str
-    steps: dict[str, dict[int, str]] = field(default_factory=lambda: {step: {} for step in STEPS})
+    keys: dict[int, dict[str, str]] = field(default_factory=dict)
     calls: dict[int, int] = field(default_factory=dict)
     times_ms: list[int] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
@@ -93,7 +121,7 @@ class Journal:
 
     def _take(self, line: str) -> None:
         word, number, step, *rest = line.split()
-        self.steps[step][int(number)] = word
+        self.keys.setdefault(int(number), {})[step] = word
         if word == ACKNOWLEDGED:
             self.calls[int(rest[0])] = int(rest[1])
             self.times_ms.append(int(rest[2]))
@@ -103,25 +131,27 @@ class Journal:
     @property
     def unknown(self) -> int:
         """The number of requests of which the client was told nothing."""
-        return sum(word in (TRIED, UNKNOWN) for words in self.steps.values() for word in words.values())
+        return sum(word in (TRIED, UNKNOWN) for steps in self.keys.values() for word in steps.values())
 
-    def expected(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return (keys that must be listed, keys that may be), name -> size; any other name must not be."""
-        must: dict[str, int] = {}
-        may: dict[str, int] = {}
-        deletions = self.steps[DELETE]
-        for number, word in self.steps[COMMIT].items():
-            deletion = deletions.get(number, REFUSED)
-            if word == REFUSED or deletion == ACKNOWLEDGED:
-                continue
-            certain = word == ACKNOWLEDGED and deletion == REFUSED
-            (must if certain else may)[key_of(self.client_id, number)] = size_of(number)
-        return must, may
+    def expected(self) -> Iterator[tuple[int, frozenset[str]]]:
+        """Yield each key's number, and the steps of which one must have been the last: ABSENT if there may be no key."""
+        for number, steps in self.keys.items():
+            possible = frozenset({ABSENT})
+            for step, word in steps.items():
+                if step == CREATE or word == REFUSED:
+                    continue
+                after = ABSENT if step == DELETE else step
+                possible = frozenset({after}) if word == ACKNOWLEDGED else possible | {after}
+            yield number, possible
 
-    def deleted(self) -> list[str]:
-        """Return the keys of which the deletion was acknowledged."""
-        found = self.steps[DELETE].items()
-        return [key_of(self.client_id, number) for number, word in found if word == ACKNOWLEDGED]
+    def was_deleted(self, number: int) -> bool:
+        """Return whether the deletion of a key was acknowledged."""
+        return self.keys[number].get(DELETE) == ACKNOWLEDGED
+
+    def effects(self, number: int) -> tuple[int, int]:
+        """Return how often a key may have been written, and deleted."""
+        steps = {step for step, word in self.keys[number].items() if word != REFUSED}
+        return len(steps & {COMMIT, PUT, REPLACE}), int(DELETE in steps)
 
 
 def _complete_lines(path: Path) -> Iterator[str]:

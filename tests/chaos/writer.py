@@ -1,4 +1,4 @@
-"""A client process: creates, commits and deletes keys with many requests in flight, and journals each of them before and after.
+"""A client process: creates, commits, puts, replaces and deletes keys with many requests in flight, and journals each of them before and after.
 
     python -m tests.chaos.writer --bootstrap-servers A:P --volume V --bucket B --journal FILE [--in-flight N] [--rate KEYS_PER_S]
 
@@ -20,7 +20,7 @@ from producers import Client
 from producers.errors import NotConnected, OutcomeUnknown, StratologError
 from producers.requests.core.calls import Outcome
 from producers.requests.keys import fit_blocks, session_of
-from schemas.records.messages import CommitKey, CreateKey, DeleteKey, RequestBody, Response
+from schemas.records.messages import CommitKey, CreateKey, DeleteKey, KeySession, PutKey, RequestBody, Response
 from tests.chaos import journal
 from tests.chaos.journal import COMMIT, CREATE, DELETE
 
@@ -32,7 +32,7 @@ IDLE_S = 0.05
 
 
 class Writer:
-    """Keys one after the other in ``in_flight`` chains of create, commit and (of some) delete."""
+    """Keys one after the other in ``in_flight`` chains of requests (``journal.CHAINS``)."""
 
     def __init__(self, client: Client, lines: journal.Writing, *, volume: str, bucket: str, in_flight: int) -> None:
         self._client = client
@@ -51,33 +51,40 @@ class Writer:
             if not self._room.acquire(timeout=IDLE_S):
                 continue
             number += 1
-            self._create(number)
+            self._go_on(number, journal.chain_of(number), None)
             if rate:
                 due_s = max(due_s + 1 / rate, time.monotonic() - 1)
                 self.stop.wait(max(0.0, due_s - time.monotonic()))
         for _ in range(self._in_flight):
             self._room.acquire()
 
-    def _create(self, number: int) -> None:
-        key, size = journal.key_of(self._name, number), journal.size_of(number)
+    def _go_on(self, number: int, steps: str, session: KeySession | None) -> None:
+        """Do the rest of a key's steps; ``session`` is what the last one has opened."""
+        if not steps:
+            self._room.release()
+            return
+        step, rest = steps[0], steps[1:]
 
-        def created(response: Response) -> None:
-            session = session_of(response)
-            body = CommitKey(
-                volume=self._volume, bucket=self._bucket, key=key, session_id=session.session_id, size=size,
-                blocks=fit_blocks(session.blocks, size),
-            )  # fmt: skip
-            self._send(number, COMMIT, body, committed)
+        def then(response: Response) -> None:
+            self._go_on(number, rest, session_of(response) if step == CREATE else None)
 
-        def committed(_: Response) -> None:
-            if journal.is_deleted(number):
-                body = DeleteKey(volume=self._volume, bucket=self._bucket, key=key)
-                self._send(number, DELETE, body, lambda _: self._room.release())
-            else:
-                self._room.release()
+        self._send(number, step, self._body(number, step, session), then)
 
-        body = CreateKey(volume=self._volume, bucket=self._bucket, key=key, size=size)
-        self._send(number, CREATE, body, created)
+    def _body(self, number: int, step: str, session: KeySession | None) -> RequestBody:
+        volume, bucket, key = self._volume, self._bucket, journal.key_of(self._name, number)
+        if step == CREATE:
+            return CreateKey(volume=volume, bucket=bucket, key=key, size=journal.size_of(number))
+        if step == DELETE:
+            return DeleteKey(volume=volume, bucket=bucket, key=key)
+        data = journal.data_of(self._name, number, step)
+        if data is not None:
+            return PutKey(volume=volume, bucket=bucket, key=key, data=data)
+        assert session is not None, f"{step} follows {CREATE}"
+        size = journal.size_of(number, COMMIT)
+        return CommitKey(
+            volume=volume, bucket=bucket, key=key, session_id=session.session_id, size=size,
+            blocks=fit_blocks(session.blocks, size),
+        )  # fmt: skip
 
     def _send(self, number: int, step: str, body: RequestBody, then: Callable[[Response], None]) -> None:
         def done(outcome: Outcome) -> None:

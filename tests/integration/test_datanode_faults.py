@@ -233,6 +233,67 @@ def test_damaged_packets_reach_no_disk(
         proxy.close()
 
 
+@pytest.mark.parametrize(
+    ("who", "how"),
+    [
+        ("root", "killed"), ("follower", "killed"), ("leader", "killed"), ("follower", "hangs"),
+        pytest.param("root", "hangs", marks=pytest.mark.slow), pytest.param("leader", "hangs", marks=pytest.mark.slow),
+        ("follower", "a damaged link"),
+    ],
+)  # fmt: skip
+def test_small_blocks_of_many_keys_while_a_member_fails(
+    nodes: Datanodes, ledger: Ledger, make_world: Callable[..., KeyWorld], who: str, how: str, fault_round: int
+) -> None:
+    """Writers go on through it, every key that was closed is on every replica, and exchanges are tried again later."""
+    leader = nodes.wait_leader(PARTITION)
+    root, follower = others(nodes, leader)
+    victim = {"root": root, "follower": follower, "leader": leader}[who]
+    proxy = Proxy(nodes.address(victim), flip_at=300_000) if how == "a damaged link" else None
+    world = make_world(root, addresses={victim: proxy.address} if proxy else {})
+    written: dict[str, bytes] = {}
+    failing, stop = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def keep_writing(number: int) -> None:
+        try:
+            turn = 0
+            while not stop.is_set():
+                key, data = f"small-{who}-{how}-{fault_round}-{number}-{turn}", fresh_bytes(20 * KIB + 7 * number)
+                with world.client.open(f"/v/b/{key}", "wb") as file:
+                    file.write(data)
+                written[key] = data
+                turn += 1
+                if len(written) > 40:
+                    failing.set()
+        except BaseException as error:
+            errors.append(error)
+            failing.set()
+
+    threads = [threading.Thread(target=keep_writing, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert failing.wait(60)
+        assert not errors, errors
+        assert how != "killed" or world.client.streams.small_blocks.written > 0
+        before = len(written)
+        if how == "killed":
+            nodes.kill(victim)
+        elif how == "hangs":
+            with paused(nodes, victim):
+                nodes.wait("writers go on", lambda: len(written) > before + 40 or errors, timeout_s=60)
+        nodes.wait("writers go on", lambda: len(written) > before + 40 or errors, timeout_s=60)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        if proxy is not None:
+            proxy.close()
+    assert not errors, errors
+    for key, data in list(written.items())[:: max(len(written) // 60, 1)]:
+        ledger.add_key(world, key, data)
+
+
 def test_a_client_that_vanishes_leaves_its_block_to_another_stream(
     nodes: Datanodes, ledger: Ledger, fault_round: int
 ) -> None:

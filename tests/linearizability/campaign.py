@@ -2,8 +2,8 @@
 
     python -m tests.linearizability.campaign --histories 200 --seed 1 --out DIR     what `make linearizability` does
 
-Three nodes, two shards, one broker. A history has two fresh volumes, one on each shard, three writers and a reader on each node at
-``linearizable``. Its fault hits one shard's leader (or a node that leads nothing) in the middle of it; it goes on until the shard's volume
+Three nodes, two shards, one broker. A history has two fresh volumes, one on each shard, three writers (one through the brokers, one
+straight to the leader, one by both ways) and a reader on each node at ``linearizable``, over HTTP and by the direct door. Its fault hits one shard's leader (or a node that leads nothing) in the middle of it; it goes on until the shard's volume
 has been written again, and ends with a reading of everything on every node that runs. Faults take turns, moments are
 random, from the seed.
 """
@@ -34,6 +34,9 @@ from tests.support.local.stack import TestStack
 SHARDS = 2
 SESSION_TIMEOUT_MS = 1_500
 WRITERS_DEADLINE_MS = (1_000, 30_000, 30_000)
+KAFKA, DIRECT, BOTH = DOORS = ("kafka", "direct", "both")
+WRITERS_DOORS = (DIRECT, KAFKA, BOTH)
+"""By which door each writer sends, in turn."""
 CALM_S = (0.2, 0.7)
 """How long a history runs before its fault."""
 LEAST_AFTER_S = 0.7
@@ -92,6 +95,8 @@ class Tally:
     histories: int = 0
     operations: int = 0
     reads: int = 0
+    by_door: int = 0
+    puts: int = 0
     unknown: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)
 
@@ -108,6 +113,8 @@ class Campaign:
         self._program = program
         self._rng = random.Random(seed)
         self._seed = seed
+        self._by_door = 0
+        """Reads of the last history that took the direct door."""
 
     def run(self, histories: int) -> Iterator[tuple[str, Verdict]]:
         """Record and check so many histories, faults in turn; yield (fault, verdict) of each."""
@@ -123,6 +130,8 @@ class Campaign:
             tally.histories += 1
             tally.operations += verdict.operations
             tally.reads += sum(bool(one.node) for one in history.operations)
+            tally.by_door += self._by_door
+            tally.puts += sum(one.op == "put_key" and one.code == "OK" for one in history.operations)
             tally.unknown += verdict.unknown_outcomes
             tally.verdicts[verdict.verdict] += 1
             yield fault, verdict
@@ -148,6 +157,7 @@ class Campaign:
             if reader.node in stack.nodes:
                 reader.read_all()
             reader.close()
+        self._by_door = sum(reader.by_door for reader in readers)
         return history
 
     def begin(self) -> tuple[History, list[str]]:
@@ -194,25 +204,41 @@ class Campaign:
 
     def table(self) -> str:
         """Return what was seen, a line for each fault."""
-        rows = [f"{'fault':26} {'histories':>9} {'operations':>10} {'reads':>8} {'unknown':>8}  verdicts"]
+        rows = [
+            f"{'fault':26} {'histories':>9} {'operations':>10} {'reads':>8} {'by door':>8} {'put_key':>8} {'unknown':>8}  verdicts"
+        ]
         rows += [
-            f"{fault:26} {tally.histories:>9} {tally.operations:>10} {tally.reads:>8} {tally.unknown:>8}  "
-            + ", ".join(f"{number} {verdict}" for verdict, number in tally.verdicts.items())
+            f"{fault:26} {tally.histories:>9} {tally.operations:>10} {tally.reads:>8} {tally.by_door:>8} {tally.puts:>8} "
+            f"{tally.unknown:>8}  " + ", ".join(f"{number} {verdict}" for verdict, number in tally.verdicts.items())
             for fault, tally in self.tallies.items()
         ]
         return "\n".join(rows)
 
 
 @contextmanager
-def clients_of(stack: TestStack, deadlines_ms: Sequence[int] = WRITERS_DEADLINE_MS) -> Iterator[list[Client]]:
+def clients_of(
+    stack: TestStack, deadlines_ms: Sequence[int] = WRITERS_DEADLINE_MS, doors: Sequence[str] = WRITERS_DOORS
+) -> Iterator[list[Client]]:
     """Open the writers' clients."""
+    nodes = [stack.address(name) for name in stack.names]
     with ExitStack() as opened:
         found = []
-        for deadline_ms in deadlines_ms:
-            client = Client(stack.settings.bootstrap_servers, caller="recorder", deadline_ms=deadline_ms)
+        for number, deadline_ms in enumerate(deadlines_ms):
+            door = doors[number % len(doors)]
+            client = Client(
+                "" if door == DIRECT else stack.settings.bootstrap_servers, nodes=[] if door == KAFKA else nodes,
+                caller="recorder", deadline_ms=deadline_ms,
+            )  # fmt: skip
             client.close_timeout_ms = 1_000
             found.append(opened.enter_context(client))
         yield found
+
+
+def _doors(text: str) -> tuple[str, ...]:
+    found = tuple(text.split(","))
+    if not set(found) <= set(DOORS):
+        raise argparse.ArgumentTypeError(f"{text!r}: some of {', '.join(DOORS)}, with commas between")
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -221,6 +247,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--histories", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="where histories that fail, and the reports on them, are kept")
+    parser.add_argument(
+        "--doors", type=_doors, default=WRITERS_DOORS,
+        help=f"the writers' ways to the leader, in turn, the first one's deadline being short: some of {', '.join(DOORS)}",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     out = options.out or Path(tempfile.mkdtemp(prefix="linearizability-"))
     begin_s = time.monotonic()
@@ -230,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     stack = TestStack(out / "stack", nodes=3, **SETTINGS)
-    with stack, clients_of(stack) as clients:
+    with stack, clients_of(stack, doors=options.doors) as clients:
         campaign = Campaign(stack, clients, out=out, program=program, seed=options.seed)
         for number, (fault, verdict) in enumerate(campaign.run(options.histories), start=1):
             if verdict.verdict != LINEARIZABLE or number % 10 == 0 or number == options.histories:

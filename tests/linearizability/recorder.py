@@ -1,12 +1,14 @@
 """Clients that write and read a small key space at random, and note everything in a history.
 
-Writers use the SDK, each a client of its own; one has a short deadline, so that outcomes become unknown. Readers ask one node each, at a
-consistency of choice, so that every replica is read all the time. A read that is refused (503), or not answered, says nothing
-and is left out. A key's size is unique in its history: it tells one commit from another.
+Writers use the SDK, each a client of its own; one has a short deadline, so that outcomes become unknown. Readers ask one node each, over
+HTTP or by its direct door in turn, at a consistency of choice, so that every replica is read all the time. A read that is refused (503),
+or not answered, says nothing and is left out. A key's size is unique in its history: it tells one commit from another. The bytes of an
+inline key say that size again and again; readers tell what they say.
 """
 
 from __future__ import annotations
 
+import base64
 import random
 import threading
 import time
@@ -18,19 +20,26 @@ from typing import Any, Self
 import httpx
 
 from producers import Client
+from producers.direct.key_lookups import ELSEWHERE
 from producers.errors import OutcomeUnknown, RequestFailed, RetryableError
 from producers.requests.keys import fit_blocks, session_of
+from schemas.codecs.codec import decode_as
 from schemas.records import messages as m
-from schemas.records.rows import BlockLocation
+from schemas.records.door import DoorRows
+from schemas.records.rows import BlockLocation, KeyInfo
+from schemas.result_codes import KEY_NOT_FOUND, OK
 from tests.linearizability.history import History, Operation
+from tests.support.om.raw_door import DoorClosed, RawDoor
 
 BUCKETS = ("alpha", "beta")
 KEYS = ("k1", "k2", "k3")
 WRITES = {
-    "put": 40, "commit_again": 4, "delete_key": 14, "rename_key": 14, "create_bucket": 6, "delete_bucket": 8,
+    "put": 25, "put_key": 20, "commit_again": 4, "delete_key": 14, "rename_key": 14, "create_bucket": 6, "delete_bucket": 8,
     "create_volume": 2, "delete_volume": 2,
 }  # fmt: skip
 READS = {"key_info": 60, "list_keys": 20, "bucket_info": 10, "volume_info": 5, "list_buckets": 5}
+DOOR_SHARE = 0.5
+"""Of the reads that the direct door knows, so many take it."""
 READ_TIMEOUT_S = 6.0
 READ_PACE_S = 0.01
 WRITE_PACE_S = 0.004
@@ -75,6 +84,8 @@ class Writer:
             self.write(kind, place)
         elif kind == "put":
             self.put(**place, key=self.rng.choice(KEYS))
+        elif kind == "put_key":
+            self.write(kind, {**place, "key": self.rng.choice(KEYS), "size": next(self.sizes)})
         elif kind == "delete_key":
             self.write(kind, {**place, "key": self.rng.choice(KEYS)})
         elif kind == "rename_key":
@@ -134,6 +145,25 @@ class Writer:
         time.sleep(UNKNOWN_PAUSE_S)
 
 
+def data_of(size: int) -> bytes:
+    """Return the bytes of an inline key, which say their number.
+
+    >>> data_of(5), data_of(12)
+    (b'5,5,5', b'12,12,12,12,')
+    """
+    word = b"%d," % size
+    return (word * (size // len(word) + 1))[:size]
+
+
+def said_by(data: bytes) -> int:
+    """Return the size that the bytes of an inline key say, -1 if they are nobody's.
+
+    >>> said_by(data_of(12)), said_by(data_of(12)[:-1]), said_by(b"")
+    (12, -1, -1)
+    """
+    return len(data) if data and data == data_of(len(data)) else -1
+
+
 def _body(op: str, a: dict[str, Any], blocks: Sequence[BlockLocation]) -> m.RequestBody:
     match op:
         case "create_volume":
@@ -144,6 +174,8 @@ def _body(op: str, a: dict[str, Any], blocks: Sequence[BlockLocation]) -> m.Requ
             return m.CreateBucket(volume=a["volume"], bucket=a["bucket"])
         case "delete_bucket":
             return m.DeleteBucket(volume=a["volume"], bucket=a["bucket"])
+        case "put_key":
+            return m.PutKey(volume=a["volume"], bucket=a["bucket"], key=a["key"], data=data_of(a["size"]))
         case "delete_key":
             return m.DeleteKey(volume=a["volume"], bucket=a["bucket"], key=a["key"])
         case "rename_key":
@@ -169,7 +201,10 @@ class Reader:
     consistency: str = "linearizable"
     answered: int = 0
     refused: int = 0
+    by_door: int = 0
+    door_share: float = DOOR_SHARE
     _http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=READ_TIMEOUT_S, trust_env=False))
+    _door: RawDoor | None = None
 
     def step(self) -> bool:
         """Read one thing at random; return whether there was an answer."""
@@ -183,25 +218,52 @@ class Reader:
 
     def read(self, op: str, **place: str) -> bool:
         """Read one thing; return whether there was an answer, which then is in the history."""
-        path, parameters = _path(op, **place)
+        by_door = op in ("key_info", "list_keys") and self.rng.random() < self.door_share
         operation = self.history.call(self.number, op, self.node, **place)
+        found = self._by_door(op, **place) if by_door else self._over_http(op, **place)
+        if found is None:
+            self.refused += 1
+            return False
+        code, result = found
+        self.history.returned(operation, code, **result)
+        self.answered += 1
+        self.by_door += by_door
+        return True
+
+    def _over_http(self, op: str, **place: str) -> tuple[str, dict[str, Any]] | None:
+        """Return (code, result), None if there was no answer."""
+        path, parameters = _path(op, **place)
         try:
             answer = self._http.get(
                 f"http://{self.address}{path}", params={**parameters, "consistency": self.consistency}
             )
         except httpx.TransportError:
-            self.refused += 1
-            return False
+            return None
         if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-            self.refused += 1
-            return False
+            return None
         body = answer.json()
         if answer.status_code == httpx.codes.OK:
-            self.history.returned(operation, "OK", **_result(op, body))
-        else:
-            self.history.returned(operation, body.get("error", f"HTTP_{answer.status_code}"))
-        self.answered += 1
-        return True
+            return OK, _result(op, body)
+        return body.get("error", f"HTTP_{answer.status_code}"), {}
+
+    def _by_door(self, op: str, volume: str, bucket: str, key: str = "") -> tuple[str, dict[str, Any]] | None:
+        """Look up a key with its bytes, or all that a bucket can have at one moment: what a listing says."""
+        keys = [key] if op == "key_info" else KEYS
+        try:
+            if self._door is None:
+                self._door = RawDoor(self.address, timeout_s=READ_TIMEOUT_S)
+            rows = self._door.look_up(volume, bucket, keys, self.consistency, with_bytes=True)
+        except (OSError, DoorClosed):
+            self._leave_door()
+            return None
+        if rows.status in ELSEWHERE:
+            return None
+        return (OK, _found(op, keys, rows)) if rows.status == OK and _exists(op, rows) else (_code(rows), {})
+
+    def _leave_door(self) -> None:
+        if self._door is not None:
+            self._door.close()
+            self._door = None
 
     def read_all(self) -> bool:
         """Read every place once; return whether all were answered."""
@@ -211,6 +273,27 @@ class Reader:
 
     def close(self) -> None:
         self._http.close()
+        self._leave_door()
+
+
+def _exists(op: str, rows: DoorRows) -> bool:
+    return op != "key_info" or rows.rows[0] is not None
+
+
+def _code(rows: DoorRows) -> str:
+    return KEY_NOT_FOUND if rows.status == OK else rows.status
+
+
+def _found(op: str, keys: Sequence[str], rows: DoorRows) -> dict[str, Any]:
+    infos = {key: decode_as(KeyInfo, row) for key, row in zip(keys, rows.rows, strict=True) if row is not None}
+    if op == "list_keys":
+        return {"keys": {key: info.size for key, info in infos.items()}}
+    (info,) = infos.values()
+    return _content(info.size, rows.data[0])
+
+
+def _content(size: int, data: bytes | None) -> dict[str, Any]:
+    return {"size": size} if data is None else {"size": size, "data": said_by(data)}
 
 
 def _path(op: str, volume: str, bucket: str = "", key: str = "") -> tuple[str, dict[str, str]]:
@@ -225,7 +308,7 @@ def _path(op: str, volume: str, bucket: str = "", key: str = "") -> tuple[str, d
         case "list_keys":
             return f"{base}/buckets/{bucket}/keys", {"limit": "1000"}
         case "key_info":
-            return f"{base}/buckets/{bucket}/key", {"name": key}
+            return f"{base}/buckets/{bucket}/key", {"name": key, "bytes": "true"}
     raise ValueError(op)
 
 
@@ -240,7 +323,8 @@ def _result(op: str, body: dict[str, Any]) -> dict[str, Any]:
             return {"count": body["usage"]["used_namespace"], "bytes": body["usage"]["used_bytes"]}
         case "list_keys":
             return {"keys": {entry["key"]: entry["size"] for entry in body["entries"]}}
-    return {"size": body["size"]}
+    data = body.get("data")
+    return _content(body["size"], None if data is None else base64.b64decode(data))
 
 
 class Crowd:

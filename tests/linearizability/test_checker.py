@@ -41,6 +41,9 @@ class Script:
         self.do("create_key", {"code": "OK", "session": 1000 + size}, **where)
         return self.do("commit_key", commit, session=1000 + size, size=size, **where)
 
+    def inline(self, key: str, size: int, result: Result = "OK") -> Script:
+        return self.do("put_key", result, key=key, size=size, **PLACE)
+
     def save(self, folder: Path, name: str = "history") -> Path:
         path = folder / f"{name}.jsonl"
         path.write_text("".join(operation.to_line() + "\n" for operation in self.operations))
@@ -51,8 +54,9 @@ def verdict_of(program: Path, folder: Path, script: Script) -> str:
     return check(program, [script.save(folder)])[0].verdict
 
 
-def read(size: int | None) -> Result:
-    return "KEY_NOT_FOUND" if size is None else {"code": "OK", "size": size}
+def read(size: int | None, data: int = 0) -> Result:
+    """``data`` is what the bytes of an inline key say."""
+    return "KEY_NOT_FOUND" if size is None else {"code": "OK", "size": size, "data": data}
 
 
 # ------------------------------------------------------------------------------------------------------------- legal
@@ -73,6 +77,13 @@ def everything() -> Script:
     script.do("rename_key", "OK", key="k1", to="k3", **PLACE)
     script.do("key_info", read(2), key="k3", **PLACE).do("key_info", read(None), key="k1", **PLACE)
     script.do("commit_key", "KEY_NOT_FOUND", key="k1", session=1002, size=2, **PLACE)
+    script.inline("k3", 4).do("key_info", read(4, data=4), key="k3", **PLACE)
+    script.do("bucket_info", {"code": "OK", "count": 2, "bytes": 7}, **PLACE)
+    script.do("rename_key", "OK", key="k3", to="k4", **PLACE).do("key_info", read(4, data=4), key="k4", **PLACE)
+    script.put("k4", 5).do("key_info", read(5), key="k4", **PLACE).inline("k3", 6).do(
+        "delete_key", "OK", key="k4", **PLACE
+    )
+    script.do("put_key", "BUCKET_NOT_FOUND", volume="vol1", bucket="b2", key="k", size=7)
     script.do("delete_bucket", "BUCKET_NOT_EMPTY", **PLACE).do("delete_volume", "VOLUME_NOT_EMPTY", volume="vol1")
     script.do("create_key", {"code": "OK", "session": 77}, key="k9", **PLACE)
     for key in ("k2", "k3"):
@@ -181,10 +192,31 @@ def effect_before_the_call() -> Script:
     return script.put("k1", 1)
 
 
+def bytes_of_the_version_before() -> Script:
+    return Script().inline("k1", 1).inline("k1", 2).do("key_info", read(2, data=1), key="k1", **PLACE)
+
+
+def bytes_that_are_torn() -> Script:
+    return Script().inline("k1", 1).do("key_info", read(1, data=-1), key="k1", **PLACE)
+
+
+def bytes_that_are_missing() -> Script:
+    return Script().inline("k1", 1).do("key_info", read(1), key="k1", **PLACE)
+
+
+def bytes_beside_blocks() -> Script:
+    return Script().inline("k1", 1).put("k1", 2).do("key_info", read(2, data=1), key="k1", **PLACE)
+
+
+def lost_inline_write() -> Script:
+    return Script().put("k1", 1).inline("k1", 2).do("key_info", read(1), client=1, key="k1", **PLACE)
+
+
 ILLEGAL_SCRIPTS = [
     stale_read, stale_listing, stale_counter, lost_write, lost_delete, read_back_in_time, rename_applied_twice,
     unknown_commit_applied_twice, half_a_rename, wrong_error, wrong_success, wrong_kind_of_error, error_of_nobody,
     volume_created_twice, session_committed_twice, effect_before_the_call,
+    bytes_of_the_version_before, bytes_that_are_torn, bytes_that_are_missing, bytes_beside_blocks, lost_inline_write,
 ]  # fmt: skip
 
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+STAGES = (8, 64)
+"""After how many tests pytest begins anew: most mutants die by the first few, and collecting all takes longer."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,12 @@ class Statement:
     at_import: bool = False
     names: frozenset[str] = frozenset()
     body: range = range(0)
+
+
+def in_stages(tests: list[str]) -> list[list[str]]:
+    """Return the tests in the same order, the first few apart from the others."""
+    cuts = [0, *STAGES, max(len(tests), *STAGES)]
+    return [tests[begin:end] for begin, end in pairwise(cuts) if tests[begin:end]]
 
 
 class ModuleLines:

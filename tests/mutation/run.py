@@ -47,7 +47,7 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.mutation.lines import LineMap
+from tests.mutation.lines import LineMap, in_stages
 from tests.mutation.mutants import OWN_OPERATORS, Mutant, Source, is_another, skipped_spans, within
 from tests.mutation.recording import LastBegun, Recording, digests_of, record
 
@@ -102,11 +102,11 @@ PACKAGES = {
 
 def mutants_of(text: str) -> Iterator[Mutant]:
     """Yield all mutants of a module that are worth a test."""
-    source, tree = Source(text), get_ast(text)
+    source, nodes = Source(text), list(ast_nodes(get_ast(text)))
     spans = skipped_spans(source)
     for name in OPERATORS:
         operator = get_operator(f"core/{name}")()
-        starts = [start for node in ast_nodes(tree) for start, _ in operator.mutation_positions(node)]
+        starts = [start for node in nodes for start, _ in operator.mutation_positions(node)]
         for occurrence, start in enumerate(starts):
             is_second = name == "NumberReplacer" and occurrence % 2  # it offers one more and one less of each number
             if not is_second and not within(start, spans):
@@ -135,6 +135,7 @@ def tests_of(module: str) -> list[list[str]]:
 def enter(tree: Path) -> None:
     """Make this process, which is a fork, one that tests ``tree``, with the libraries that it has already."""
     os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.chdir(tree)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
@@ -166,11 +167,13 @@ def in_a_fork(tree: Path, work: Callable[[], int], timeout_s: float) -> int | No
         finally:
             os._exit(code)
     ended = status = 0
-    while not ended and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-        ended, status = os.waitpid(child, os.WNOHANG)
-    with contextlib.suppress(ProcessLookupError):  # what the tests left behind goes with them
-        os.killpg(child, signal.SIGKILL)
+    try:
+        while not ended and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            ended, status = os.waitpid(child, os.WNOHANG)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # what the tests left behind goes with them
+            os.killpg(child, signal.SIGKILL)
     if not ended:
         os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status) if ended else None
@@ -258,8 +261,11 @@ class ByLine:
 
     def killer(self, module: str, line: int, mutated: str) -> str | None:
         """Return what kills a mutant of a line: a test, or "" for the import; None if it survives."""
-        found = self._killer_among(self._map.tests_of(module, line)[: self._most], module, mutated)
-        return self._killer_among(tests_of_all(module), module, mutated) if found is None else found
+        tests = self._map.tests_of(module, line)[: self._most]
+        for stage in (*in_stages(tests), tests_of_all(module)):
+            if (found := self._killer_among(stage, module, mutated)) is not None:
+                return found
+        return None
 
     def _killer_among(self, tests: list[str], module: str, mutated: str) -> str | None:
         while True:
@@ -386,9 +392,10 @@ def judge(target: str, options: argparse.Namespace, trials: Trials) -> dict[str,
     every = [(module, mutant) for module in modules_below(target) for mutant in mutants_of((ROOT / module).read_text())]
     chosen = random.Random(options.seed).sample(every, min(options.sample or len(every), len(every)))
     tried = killed = 0
-    for module, mutant in sorted(chosen, key=lambda one: (one[0], one[1].line)):
+    for module, mutant in sorted(chosen, key=lambda one: (one[0], one[1].line))[options.skip :]:
         original, mutated = (ROOT / module).read_text(), mutant.text()
         if not is_another(mutated, original):
+            print(f"the same {module}:{mutant.line} {mutant.operator}", flush=True)
             continue
         mutant_s = time.monotonic()
         killer = trials.killer(module, mutant.line, mutated)
@@ -413,12 +420,14 @@ def main() -> None:
     parser.add_argument("targets", nargs="+", help="packages, folders or modules, from the repository's top")
     parser.add_argument("--sample", type=int, default=0, help="how many mutants of each target (default: all)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first so many, which an earlier run tried")
     parser.add_argument("--survivors", type=Path, default=Path("survivors.diff"), help="file that gets their diffs")
     parser.add_argument("--room-only", action="store_true", help="do not try a survivor on the package's other tests")
     parser.add_argument("--by-line", action="store_true", help="try a mutant only on the tests that are for its line")
     parser.add_argument("--most-tests", type=int, default=0, help="with --by-line, how many for each mutant (0: all)")
     parser.add_argument("--spark", action="store_true", help="try survivors in modules of PySpark on Spark, too")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended: what was tried stays in the output, and --skip goes on"))
     warm(options.targets)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         trials = Trials(

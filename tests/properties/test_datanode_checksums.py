@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,3 +106,12 @@ def test_lists_differ_in_the_whole_cells_whose_bytes_do(ours: bytes, tail: bytes
     count = comparable_cells(len(ours), len(theirs), CELL)
     truth = [n for n in range(count) if ours[n * CELL : (n + 1) * CELL] != theirs[n * CELL : (n + 1) * CELL]]
     assert found == truth
+
+
+@given(st.integers(1, 3 * CELL), st.integers(-4, 4).filter(bool))
+def test_a_list_that_does_not_fit_its_length_is_compared_with_nothing(length: int, more: int):
+    whole = checksums_of(bytes(length), CELL)
+    wrong = whole[:more] if more < 0 else whole + bytes(more)
+    for ours, theirs in ((wrong, whole), (whole, wrong)):
+        with pytest.raises(ValueError, match=str(length)):
+            differing_cells(ours, length, theirs, length, CELL)

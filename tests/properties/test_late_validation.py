@@ -154,7 +154,9 @@ def test_every_request_type_is_drawn():
     assert set(BODIES) == set(LATE_REQUEST_TYPES)
 
 
-def send(kind: str, fields: dict[str, Any], sent_ms: int, who: tuple[str, i.ProvenCaller | None] = ("ann", None)) -> Step:
+def send(
+    kind: str, fields: dict[str, Any], sent_ms: int, who: tuple[str, i.ProvenCaller | None] = ("ann", None)
+) -> Step:
     def step(world: LateWorld) -> None:
         found = dict(fields)
         if kind == "ChangeAcl":

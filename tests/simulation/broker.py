@@ -140,6 +140,9 @@ class LogView:
             self.read_to = max(self.read_to, entries[-1].offset)
         return entries
 
+    def rest(self) -> None:
+        pass  # nothing is kept ready
+
     def appender(self) -> Appender:
         appender = Appender(self.partition, self.node)
         self.partition.appenders.append(appender)

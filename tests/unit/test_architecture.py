@@ -55,8 +55,8 @@ PURE_ERRORS = frozenset({"om_processors", "datanode_processors", "producers"})
 
 IO_BUILTINS = frozenset({"open", "input", "print", "exec", "eval", "compile", "breakpoint", "__import__"})
 
-SCHEMAS_EXTRA = frozenset({"io", "json", "pathlib", "fastavro", "avro"})
-"""``schemas`` reads its own files at import and is the only place that knows Avro."""
+SCHEMAS_EXTRA = frozenset({"io", "json", "pathlib", "fastavro", "avro", "ssl"})
+"""``schemas`` reads its own files at import and is the only place that knows Avro. ``ssl``: contexts, and no connection."""
 
 LAZY = frozenset({"stratolog/__init__.py", "stratolog/cli.py"})
 """On top of everything, and import what is asked for, below 'stratolog' alone."""

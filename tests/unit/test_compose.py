@@ -213,7 +213,7 @@ def test_the_audits_configuration_is_one() -> None:
     assert config.addresses["dn.log"] == {
         name: f"{place.split(':')[0]}:{place.split(':')[2]}" for name, place in datanodes
     }
-    assert (config.bootstrap_servers, config.driver_host) == (SERVERS, SERVICES["audit"]["hostname"])
+    assert (str(config.bootstrap_servers), config.driver_host) == (SERVERS, SERVICES["audit"]["hostname"])
     assert config.cluster == SERVICES["audit"]["environment"]["STRATOLOG_CLUSTER"]
 
 

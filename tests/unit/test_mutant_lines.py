@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.mutation.lines import LineMap, ModuleLines
+from tests.mutation.lines import STAGES, LineMap, ModuleLines, in_stages
 
 BASE = """\
 LIMIT = 4
@@ -108,3 +108,12 @@ def test_tests_in_files_named_after_the_module_come_first_and_then_those_that_ru
 def test_what_runs_at_import_and_is_named_by_nobody_is_for_all_tests_of_its_module() -> None:
     assert chosen("pkg/base.py", 6) == ["b.py::test_fails", "b.py::test_left"]
     assert LineMap({"pkg/base.py": BASE}, {}, {}).tests_of("pkg/base.py", 6) == []
+
+
+@pytest.mark.parametrize("count", [0, 1, STAGES[0], STAGES[0] + 1, STAGES[1], STAGES[1] + 1, 300])
+def test_stages_are_the_same_tests_in_the_same_order(count: int) -> None:
+    tests = [f"test_{number}" for number in range(count)]
+    stages = in_stages(tests)
+    assert [test for stage in stages for test in stage] == tests
+    assert all(stages)
+    assert [len(stage) for stage in stages[:-1]] == [STAGES[0], STAGES[1] - STAGES[0]][: max(0, len(stages) - 1)]

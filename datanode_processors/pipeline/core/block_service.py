@@ -12,7 +12,9 @@ Rules (design, section 8; decision 0023):
 5. A chunk (the old way) is a row of its bytes until a PutBlock covers it. Chunks of a block do not overlap, and a chunk
    that is sent again must have the same bytes.
 6. A base of the log (LogPipelineBase) changes no row. Its leader asks for it when its log is to be trimmed.
-7. All requests here are idempotent by themselves, so proposals have no retry rows.
+7. PutBlocks is as many PutBlocks as it has blocks, in one entry: what refuses one block refuses no other. It is
+   refused as a whole if no block of it is taken.
+8. All requests here are idempotent by themselves, so proposals have no retry rows.
 
 Rows and their keys are in ``block_tables``, checks of a request by itself in ``request_checks``. Answers are encoded
 records of ``schemas.records.datanode``; a refusal is a StreamError.
@@ -42,11 +44,12 @@ from datanode_processors.pipeline.core.block_tables import (
 from datanode_processors.pipeline.core.request_checks import (
     MAX_BLOCK_BYTES,
     MAX_CHUNK_BYTES,
-    check_block,
     check_chunk,
+    check_container,
     check_deletion,
     check_members,
     check_put_block,
+    check_together,
 )
 from replicated_db.core.errors import Refused
 from replicated_db.core.execution.service import Executed, Proposal, Refusal
@@ -65,7 +68,9 @@ from schemas.features import OPERATIONS
 from schemas.records.datanode import (
     Accepted,
     BlockCommitted,
+    BlockOutcome,
     BlockRow,
+    BlocksCommitted,
     BlocksDeleted,
     ChunkWritten,
     CloseContainer,
@@ -75,6 +80,7 @@ from schemas.records.datanode import (
     OpenPipeline,
     PipelineRow,
     PutBlock,
+    PutBlocks,
     StreamError,
     WriteChunk,
 )
@@ -109,6 +115,7 @@ class BlockService:
             ClosePipeline: self._close_pipeline,
             CloseContainer: self._close_container,
             PutBlock: self._put_block,
+            PutBlocks: self._put_blocks,
             DeleteBlocks: self._delete_blocks,
             WriteChunk: self._write_chunk,
             LogPipelineBase: self._log_base,
@@ -195,7 +202,7 @@ class BlockService:
 
     def _close_container(self, request: CloseContainer, transaction: Transaction, _: int) -> Accepted:
         self._pipeline(transaction)
-        check_block(self._partition, request.container_id, 1)
+        check_container(self._partition, request.container_id)
         _close(transaction, request.container_id)
         return Accepted(detail=f"container {request.container_id} is closed")
 
@@ -227,6 +234,26 @@ class BlockService:
             if chunk_of_key(chunk)[2] + len(value) <= request.length:
                 transaction.delete(CHUNK_TABLE, chunk)
         return _committed(request.container_id, request.local_id, row)
+
+    def _put_blocks(self, request: PutBlocks, transaction: Transaction, timestamp_ms: int) -> BlocksCommitted:
+        check_together(request)
+        outcomes: list[BlockOutcome] = []
+        refusal: BlockError | None = None
+        for block in request.blocks:
+            put = PutBlock(
+                partition=request.partition, container_id=block.container_id, local_id=block.local_id,
+                length=block.length, bytes_per_checksum=request.bytes_per_checksum, checksums=block.checksums,
+                wait_effective=True,
+            )  # fmt: skip
+            try:
+                bcs_id = self._put_block(put, transaction, timestamp_ms).bcs_id
+                outcomes.append(BlockOutcome(code="", message="", bcs_id=bcs_id))
+            except BlockError as error:
+                refusal = refusal or error
+                outcomes.append(BlockOutcome(code=error.code, message=error.message, bcs_id=0))
+        if refusal is not None and not any(outcome.bcs_id for outcome in outcomes):
+            raise refusal
+        return BlocksCommitted(leader=self._node, outcomes=outcomes)
 
     def _check_takes(self, pipeline: PipelineRow, transaction: Transaction, container_id: int) -> None:
         """Raise BlockError if the pipeline or the container takes nothing new (rule 4)."""

@@ -13,8 +13,11 @@ from schemas.records.datanode import (
     DeleteBlocks,
     OpenPipeline,
     PutBlock,
+    PutBlocks,
+    WatchBlocks,
     WriteChunk,
 )
+from schemas.records.packets import MAX_BLOCKS_TOGETHER
 from schemas.sharding import MAX_PIPELINES, pipeline_of
 
 MAX_MEMBERS = 7
@@ -29,17 +32,24 @@ MAX_CHUNK_BYTES = 4 * 1024 * 1024
 MAX_BLOCK_BYTES = 1 << 40
 """Largest length that may be committed."""
 
-LOG_REQUESTS = (OpenPipeline, ClosePipeline, CloseContainer, PutBlock, DeleteBlocks, WriteChunk)
+LOG_REQUESTS = (OpenPipeline, ClosePipeline, CloseContainer, PutBlock, PutBlocks, DeleteBlocks, WriteChunk)
 """Requests that go through the log."""
 
 
 def check_block(partition: int, container_id: int, local_id: int) -> None:
     """Raise BlockError (INVALID_REQUEST) unless a block with these ids may lie on the pipeline."""
-    # The first container of a cluster has the id 0.
     if not (0 <= container_id < 1 << 63 and 0 < local_id < 1 << 63):
         raise BlockError(
             codes.INVALID_REQUEST, f"block {container_id}/{local_id}: ids have 63 bits, and a local id is not 0"
         )
+    check_container(partition, container_id)
+
+
+def check_container(partition: int, container_id: int) -> None:
+    """Raise BlockError (INVALID_REQUEST) unless a container with this id may lie on the pipeline."""
+    # The first container of a cluster has the id 0.
+    if not 0 <= container_id < 1 << 63:
+        raise BlockError(codes.INVALID_REQUEST, f"container {container_id}: an id has 63 bits")
     if pipeline_of(container_id) != partition:
         raise BlockError(
             codes.INVALID_REQUEST,
@@ -86,6 +96,15 @@ def check_put_block(request: PutBlock) -> None:
         check_list(request.checksums, request.length, request.bytes_per_checksum)
     except ValueError as error:
         raise BlockError(codes.INVALID_REQUEST, f"{name}: {error}") from error
+
+
+def check_together(request: PutBlocks | WatchBlocks) -> None:
+    """Raise BlockError (INVALID_REQUEST) for too many blocks, or none; each is checked by itself later."""
+    if not 1 <= len(request.blocks) <= MAX_BLOCKS_TOGETHER:
+        what = f"{type(request).__name__} of {len(request.blocks)} blocks"
+        raise BlockError(codes.INVALID_REQUEST, f"{what}; 1 to {MAX_BLOCKS_TOGETHER} are taken at once")
+    for block in request.blocks:
+        check_block(request.partition, block.container_id, block.local_id)
 
 
 def check_deletion(request: DeleteBlocks) -> None:

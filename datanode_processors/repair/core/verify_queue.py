@@ -81,6 +81,13 @@ class VerifyQueue:
         """The repairs had no room for one of a pipeline's blocks."""
         self._left_out.add(partition)
 
+    def take_blocks(self, partition: int, limit: int) -> list[bytes]:
+        """Return up to ``limit`` of the blocks that come next, as long as they are a pipeline's, and forget them."""
+        keys: list[bytes] = []
+        while len(keys) < limit and self._blocks and next(iter(self._blocks)).partition == partition:
+            keys.append(self._blocks.popitem(last=False)[0].key)
+        return keys
+
     def take(self, *, has_room: bool) -> VerifyStep | None:
         """Return the next task and forget it, None if there is none; ``has_room`` says that the repairs have room."""
         if self._blocks:

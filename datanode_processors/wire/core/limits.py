@@ -34,6 +34,10 @@ class WireLimits:
     """How long a newer stream waits for an older one of the same block to end."""
     stall_timeout_s: float = 8.0
     """How long a child that owes an acknowledgement may neither take nor say anything."""
+    exchange_timeout_s: float = 4.0
+    """How long a child may take for small blocks that are written together; longer for a child with children
+    (``stream.patience_s``). Then they are written as streams, whose time-outs are longer.
+    """
     alive_s: float = 2.0
     """How often a node that waits for a child repeats its acknowledgement.
 

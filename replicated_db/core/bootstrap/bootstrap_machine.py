@@ -250,6 +250,22 @@ class BootstrapMachine:
         """Take an event, and return what to do. Raises NoSuchTransition for an event that the state does not know."""
         return handler_of(self._table, self.state, event)(event)
 
+    def run(self, carry_out: Callable[[Instruction], BootstrapEvent | None]) -> None:
+        """Have instructions carried out until the machine has ended.
+
+        ``carry_out`` returns the event that an instruction leads to, None if nothing follows.
+        """
+        instructions = self.begin()
+        while True:
+            event = None
+            for instruction in instructions:
+                event = carry_out(instruction) or event
+            if self.ended:
+                return
+            if event is None:
+                raise RuntimeError(f"{instructions} led to no event")
+            instructions = self.on(event)
+
     # -- events --------------------------------------------------------------------------------------------------------
 
     def _on_peers(self, event: PeersSeen) -> list[Instruction]:

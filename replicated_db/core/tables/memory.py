@@ -81,10 +81,11 @@ class MemoryStore(MemoryView):
         """Do nothing: memory does not survive a loss of power."""
         self._check_open()
 
-    def snapshot(self) -> MemoryView:
-        """Return a copy that does not change."""
+    def snapshot(self, families: Iterable[str] | None = None) -> MemoryView:
+        """Return a copy, of some families or of all, that does not change."""
         self._check_open()
-        return MemoryView({name: table.copy() for name, table in self._tables.items()})
+        names = self._tables if families is None else families
+        return MemoryView({name: self._tables[name].copy() for name in names})
 
     def checkpoint(self, name: str) -> None:
         """Keep a copy under ``name``."""
@@ -181,6 +182,9 @@ class MemoryLog:
         if not self.first <= offset <= len(self.entries):
             raise OffsetOutOfRange(f"offset {offset} is not in {self.first}..{len(self.entries)}")
         return self.entries[offset : offset + limit]
+
+    def rest(self) -> None:
+        """Do nothing: nothing is kept ready."""
 
     def appender(self) -> MemoryAppender:
         """Return a fresh appender."""

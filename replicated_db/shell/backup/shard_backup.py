@@ -124,16 +124,7 @@ class _Taking:
 
     def run(self) -> ShardBackup:
         """Carry out instructions until the machine has ended."""
-        instructions = self._machine.begin()
-        while True:
-            event = None
-            for instruction in instructions:
-                event = self._carry_out(instruction) or event
-            if self._machine.ended:
-                break
-            if event is None:
-                raise RuntimeError(f"{instructions} led to no event")
-            instructions = self._machine.on(event)
+        self._machine.run(self._carry_out)
         if self._part is None:
             raise RuntimeError("the run ended without a part")
         return self._part

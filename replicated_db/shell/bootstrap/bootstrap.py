@@ -63,6 +63,7 @@ from replicated_db.shell.bootstrap.peer_calls import PeerCalls, PeerError
 from replicated_db.shell.bootstrap.telling import Telling
 from replicated_db.shell.rocks import RocksReader
 from schemas.privilege import ClusterSecret
+from schemas.security.tls import ProcessTls
 
 TOUCH_INTERVAL_S = 60.0
 """How often a transfer is touched while the candidate is scanned: the log must not be trimmed meanwhile."""
@@ -107,6 +108,7 @@ class Terms:
 
     peers: Callable[[], Sequence[ServingPeer]]
     secret: ClusterSecret | None
+    tls: ProcessTls | None = None
     own_offset: int
     least_offset: int = 0
     searches: int = SEARCHES
@@ -150,7 +152,7 @@ def bootstrap(target: Target, terms: Terms, note: Note, calls: PeerCalls | None 
 
     Raises NoPeerServes, which names each peer and what was wrong with it; StoreFailure; LogUnavailable.
     """
-    own_calls = calls or PeerCalls(terms.secret)
+    own_calls = calls or PeerCalls(terms.secret, tls=terms.tls)
     try:
         with _Teller(note, f"shard {target.identity.shard}: bootstrap: ", progress_file(target.database)) as teller:
             return _BootstrapRun(target, terms, teller, own_calls).run()
@@ -185,16 +187,7 @@ class _BootstrapRun:
         """Carry out instructions until the machine has ended."""
         self._teller.at(lambda: f"reads which files this node has already, {size_words(self._hashed)} so far")
         self._candidate.open()
-        instructions = self._machine.begin()
-        while True:
-            event = None
-            for instruction in instructions:
-                event = self._carry_out(instruction) or event
-            if self._machine.ended:
-                break
-            if event is None:
-                raise RuntimeError(f"{instructions} led to no event")
-            instructions = self._machine.on(event)
+        self._machine.run(self._carry_out)
         if self._installed is None:
             raise RuntimeError("the run ended without an install")
         return self._installed

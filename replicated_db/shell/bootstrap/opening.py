@@ -45,6 +45,7 @@ from replicated_db.shell.process import when_brokers_answer
 from replicated_db.shell.rocks import RocksReader
 from replicated_db.shell.startup import check_beginning, check_replica
 from schemas.privilege import ClusterSecret
+from schemas.security.tls import ProcessTls
 
 _LOCKS: dict[Path, IO[str]] = {}
 """The lock files of this process, by database."""
@@ -59,6 +60,7 @@ class BootstrapPolicy:
 
     peers: Callable[[], Sequence[ServingPeer]]
     secret: ClusterSecret | None
+    tls: ProcessTls | None = None
     records: int
     searches: int = SEARCHES
     stopping: Callable[[], bool] = lambda: False
@@ -135,7 +137,7 @@ def catch_up(place: ReplicaToOpen, wants: WantsCheckpoint, policy: BootstrapPoli
         database=place.database, identity=wants.identity, families=wants.families, log=place.log, reader=place.reader
     )
     terms = Terms(
-        peers=policy.peers, secret=policy.secret, own_offset=wants.own_offset, least_offset=wants.least_offset,
+        peers=policy.peers, secret=policy.secret, tls=policy.tls, own_offset=wants.own_offset, least_offset=wants.least_offset,
         searches=policy.searches if wants.must else 1, stopping=policy.stopping,
     )  # fmt: skip
     try:

@@ -29,6 +29,7 @@ from prometheus_client.core import Metric
 from replicated_db.core.errors import StopProcess
 from replicated_db.shell.bootstrap.transfer_pages import TransferPages
 from replicated_db.shell.web.metrics import CONTENT_TYPE, Metrics, family
+from schemas.security.tls import ProcessTls
 
 BACKLOG = 128
 """Connections that wait while no server takes them."""
@@ -60,10 +61,11 @@ class OpeningWeb:
 
     def __init__(
         self, node: str, host: str, port: int, pages: TransferPages, middlewares: Sequence[Any], *, replicas: int,
-        opened: Callable[[], int],
+        opened: Callable[[], int], tls: ProcessTls | None = None,
     ) -> None:  # fmt: skip
         """``replicas`` is how many there are to be; ``opened`` returns how many are open."""
         self._node = node
+        self._tls = None if tls is None else tls.server(needs_certificate=False)
         self._address = (host, port)
         self._replicas = replicas
         self._opened = opened
@@ -106,7 +108,7 @@ class OpeningWeb:
     async def _start(self) -> None:
         await self._runner.setup()
         for one in self._listening:
-            await web.SockSite(self._runner, one.dup()).start()
+            await web.SockSite(self._runner, one.dup(), ssl_context=self._tls).start()
 
     async def _not_yet(self, request: web.Request) -> web.Response:  # noqa: ARG002 - aiohttp's signature
         said = [text for _, text in sorted(self._said.copy().items())]

@@ -24,6 +24,8 @@ from replicated_db.core.bootstrap.listing import (
 from replicated_db.core.bootstrap.peer_choice import PeerView, ServingPeer, view_from
 from replicated_db.shell.bootstrap.transfer_desk import MAX_PIECE_BYTES
 from schemas.privilege import ClusterSecret
+from schemas.security.certificates import A_MEMBER
+from schemas.security.tls import ProcessTls, scheme_of, verify_of
 
 VIEW_TIMEOUT_S = 2.0
 """How long a peer may take to say where it stands."""
@@ -50,14 +52,15 @@ class PeerCalls:
 
     def __init__(
         self, secret: ClusterSecret | None, *, now_s: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] = time.sleep, tls: ProcessTls | None = None,
     ) -> None:  # fmt: skip
+        self._scheme = scheme_of(tls)
         self._secret = secret
         self._now_s = now_s
         self._sleep = sleep
         self._http = httpx.Client(
             trust_env=False, follow_redirects=False,
-            headers={"Accept-Encoding": "identity"},
+            headers={"Accept-Encoding": "identity"}, verify=verify_of(tls, A_MEMBER),
         )  # fmt: skip
 
     def close(self) -> None:
@@ -143,7 +146,7 @@ class PeerCalls:
         pieces, size = [], 0
         try:
             with self._http.stream(
-                method, f"http://{peer.address}{target}", content=content, auth=auth, timeout=timeout
+                method, f"{self._scheme}://{peer.address}{target}", content=content, auth=auth, timeout=timeout
             ) as answer:
                 allowed = most if answer.status_code == 200 else MAX_VIEW_BYTES
                 for piece in answer.iter_raw():

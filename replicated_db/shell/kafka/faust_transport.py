@@ -3,9 +3,10 @@
 Faust fetches each record as soon as it is there. Each fetch costs the follower about a millisecond of processor time,
 and the broker as much again: on a lightly loaded shard more than all the rest of the system (docs/performance.md). A
 follower gains nothing by such speed, because the leader answers from its own replica. So while records flow, the broker
-is asked to wait until there is more to send, FLOWING_WAIT_MS at most (linearizable and session reads on a follower wait
-that much longer). After FLOWING_WAITS of these waits without a record, the broker is asked to answer with the first
-record, and an idle node costs nothing. (Faust itself notices an idle log only after five seconds. Until then it would
+is asked to wait until there is more to send, FLOWING_WAIT_MS at most. After FLOWING_WAITS of these waits without a
+record, the broker is asked to answer with the first record, and an idle node costs nothing. A linearizable or session
+read on a follower waits for a record, so for HURRY_S after each such wait (:meth:`FollowerTransport.hurry`) nothing is
+gathered either: only the first reader waits for the end of a fetch that gathers. (Faust itself notices an idle log only after five seconds. Until then it would
 ask hundreds of times a second, and a log with a barrier each second is never idle that long.)
 
 A batch that fails its checksum goes to ``fatal`` with its offset. No part of the batch was delivered, and the log is
@@ -29,6 +30,7 @@ got its offsets, so the group has none for them, and they are read from their be
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Hashable, Iterable
 from concurrent.futures import Future
 from threading import Lock
@@ -46,6 +48,8 @@ FLOWING_MIN_BYTES = 256 * 1024
 FLOWING_WAITS = 3
 IDLE_WAIT_MS = 500
 IDLE_MIN_BYTES = 1
+HURRY_S = 0.1
+"""For how long after somebody has waited for a record the broker does not gather: others will wait soon."""
 BEYOND_END_WAIT_S = 30.0
 """How long a position beyond the log's end is blamed on a cut-off broker that does not know the end."""
 
@@ -107,7 +111,7 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
         if self._quiet is not None:
             self._quiet.cancel()
             self._quiet = None
-        if records:
+        if records and not self.consumer.transport.hurries:
             wait_ms = self.consumer.transport.flowing_wait_ms
             _ask_for(fetcher, FLOWING_MIN_BYTES, wait_ms)
             loop = asyncio.get_running_loop()
@@ -264,9 +268,28 @@ class FollowerTransport(aiokafka.Transport):
         self._lock = Lock()
         self._follows = None if follows is None else set(follows)
         self._resting: set[tuple[str, int]] = set()
+        self._hurries_until_s = 0.0
         self.next_offset: Callable[[TP | TopicPartition], int | None] = lambda _: None
         """Returns the offset from which a partition is wanted, None if the group's will do. Set it before the start."""
         self._placed = placed
+
+    @property
+    def hurries(self) -> bool:
+        """Whether records are wanted as soon as they are there."""
+        return time.monotonic() < self._hurries_until_s
+
+    def hurry(self) -> None:
+        """Fetch records as soon as they are there, for HURRY_S: somebody waits for one. For any thread."""
+        was, self._hurries_until_s = self.hurries, time.monotonic() + HURRY_S
+        if not was and (fetcher := self._fetcher()) is not None:
+            _ask_for(fetcher, IDLE_MIN_BYTES, IDLE_WAIT_MS)
+
+    def _fetcher(self) -> Any:
+        """Return aiokafka's fetcher; None before it runs."""
+        consumer = self._consumer()
+        thread = None if consumer is None else consumer._thread
+        inner = None if thread is None else thread._consumer
+        return None if inner is None else inner._fetcher
 
     def follows(self, tp: TP | TopicPartition) -> bool:
         """Whether a partition is fetched."""

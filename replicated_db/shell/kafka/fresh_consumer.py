@@ -38,6 +38,12 @@ class FreshConsumer:
         self._silent_since_s = None
         self._consumer.assign([place])
 
+    def rest(self) -> None:
+        """Read nothing until the next :meth:`assign`."""
+        self._place = None
+        self._silent_since_s = None
+        self._consumer.unassign()
+
     def consume(self, limit: int, wait_s: float) -> list[Message]:
         """Return up to ``limit`` messages; wait at most ``wait_s`` for all of them."""
         messages = self._consumer.consume(limit, wait_s)

@@ -23,6 +23,8 @@ from replicated_db.core.ports import (
     OffsetOutOfRange,
 )
 from replicated_db.shell.kafka.fresh_consumer import FreshConsumer
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from schemas.topics import SILENT_BROKER_MS
 
 DELIVERY_TIMEOUT_MS = 30_000
@@ -33,28 +35,30 @@ FETCH_MAX_BYTES = 16 * 1024 * 1024
 REQUEST_TIMEOUT_S = ANSWER_WAIT_S
 
 
-def consumer_settings(bootstrap_servers: str, **extra: Any) -> dict[str, Any]:
+def consumer_settings(bootstrap_servers: Brokers, **extra: Any) -> dict[str, Any]:
     """Return settings of a consumer that assigns partitions itself and never resets an offset."""
-    return {
-        "bootstrap.servers": bootstrap_servers,
-        "group.id": "stratolog-unused",
-        "enable.auto.commit": False,
-        "auto.offset.reset": "error",
-        # librdkafka's default stops at the first record of any open transaction, and anybody may open one. The other
-        # readers (aiokafka, Spark) read on, and all must read the same log. Records of an aborted transaction are
-        # judged like any record: claims decide, not Kafka.
-        "isolation.level": "read_uncommitted",
-        # This check is off by default; without it a record damaged on disk would be handed over as it is.
-        "check.crcs": True,
-        "allow.auto.create.topics": False,
-        "fetch.wait.max.ms": 100,
-        "fetch.max.bytes": FETCH_MAX_BYTES,
-        "queued.max.messages.kbytes": FETCH_MAX_BYTES // 1024,
-        "topic.metadata.refresh.interval.ms": 30_000,
-        "reconnect.backoff.max.ms": 1000,
-        "socket.timeout.ms": SILENT_BROKER_MS,
-        **extra,
-    }
+    return client_settings(
+        bootstrap_servers,
+        {
+            "group.id": "stratolog-unused",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            # librdkafka's default stops at the first record of any open transaction, and anybody may open one. The
+            # other readers (aiokafka, Spark) read on, and all must read the same log. Records of an aborted transaction
+            # are judged like any record: claims decide, not Kafka.
+            "isolation.level": "read_uncommitted",
+            # This check is off by default; without it a record damaged on disk would be handed over as it is.
+            "check.crcs": True,
+            "allow.auto.create.topics": False,
+            "fetch.wait.max.ms": 100,
+            "fetch.max.bytes": FETCH_MAX_BYTES,
+            "queued.max.messages.kbytes": FETCH_MAX_BYTES // 1024,
+            "topic.metadata.refresh.interval.ms": 30_000,
+            "reconnect.backoff.max.ms": 1000,
+            "socket.timeout.ms": SILENT_BROKER_MS,
+            **extra,
+        },
+    )
 
 
 Headers = Sequence[tuple[str, bytes]]
@@ -118,7 +122,7 @@ class KafkaLog:
     """
 
     def __init__(
-        self, bootstrap_servers: str, topic: str, partition: int, topic_id: str,
+        self, bootstrap_servers: Brokers, topic: str, partition: int, topic_id: str,
         headers: Callable[[], Headers] | None = None,
     ) -> None:  # fmt: skip
         self._headers = headers
@@ -175,20 +179,28 @@ class KafkaLog:
             self._next = entries[-1].offset + 1
         return entries
 
+    def rest(self) -> None:
+        """Fetch no more. A consumer with a partition asks its broker for ever, and holds up to FETCH_MAX_BYTES of it."""
+        if self._next is not None:
+            self._next = None
+            self._reader.rest()
+
     def appender(self) -> KafkaAppender:
         """Return a fresh idempotent producer for one claim."""
-        settings = {
-            "bootstrap.servers": self._bootstrap_servers,
-            "enable.idempotence": True,
-            "acks": "all",
-            "linger.ms": 0,
-            "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
-            "queue.buffering.max.messages": QUEUE_MAX_MESSAGES,
-            "message.max.bytes": FETCH_MAX_BYTES,
-            "retry.backoff.ms": 20,
-            "reconnect.backoff.max.ms": 1000,
-            "socket.timeout.ms": SILENT_BROKER_MS,
-        }
+        settings = client_settings(
+            self._bootstrap_servers,
+            {
+                "enable.idempotence": True,
+                "acks": "all",
+                "linger.ms": 0,
+                "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
+                "queue.buffering.max.messages": QUEUE_MAX_MESSAGES,
+                "message.max.bytes": FETCH_MAX_BYTES,
+                "retry.backoff.ms": 20,
+                "reconnect.backoff.max.ms": 1000,
+                "socket.timeout.ms": SILENT_BROKER_MS,
+            },
+        )
         return KafkaAppender(settings, self._topic, self._partition, self._headers)
 
     def close(self) -> None:

@@ -9,6 +9,8 @@ from replicated_db.core.errors import StopProcess
 from replicated_db.core.ports import LogBounds, LogUnavailable, OffsetOutOfRange
 from replicated_db.shell.kafka.kafka_log import KafkaLog
 from schemas.codecs.codec import Undecodable, decode
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
 from schemas.records.log import DigestBase
 
 DELETE_TIMEOUT_S = 30.0
@@ -18,12 +20,12 @@ READ_WAIT_S = 5.0
 class KafkaRecords:
     """One partition of a log topic. For one thread at a time."""
 
-    def __init__(self, bootstrap_servers: str, topic: str, partition: int, topic_id: str) -> None:
+    def __init__(self, bootstrap_servers: Brokers, topic: str, partition: int, topic_id: str) -> None:
         self._topic = topic
         self._partition = partition
         self._log = KafkaLog(bootstrap_servers, topic, partition, topic_id)
         self._admin = AdminClient(
-            {"bootstrap.servers": bootstrap_servers, "socket.timeout.ms": int(DELETE_TIMEOUT_S * 1000), "log_level": 0}
+            client_settings(bootstrap_servers, {"socket.timeout.ms": int(DELETE_TIMEOUT_S * 1000), "log_level": 0})
         )
 
     def bounds(self) -> LogBounds:
@@ -38,6 +40,8 @@ class KafkaRecords:
                 return entries[0].timestamp_ms
         except (OffsetOutOfRange, Undecodable, StopProcess):
             return None
+        finally:
+            self._log.rest()
         return None
 
     def first_logged_at_ms(self) -> int | None:
@@ -47,6 +51,8 @@ class KafkaRecords:
             entries = self._log.read(first, 1, READ_WAIT_S) if first < end else ()
         except (OffsetOutOfRange, StopProcess):
             return None
+        finally:
+            self._log.rest()
         return entries[0].timestamp_ms if entries else None
 
     def delete_before(self, offset: int) -> int:

@@ -17,7 +17,9 @@ from replicated_db.shell.process import END_WAIT_S
 from replicated_db.shell.trimming.kafka_records import KafkaRecords
 from replicated_db.shell.trimming.member_calls import MemberCalls
 from replicated_db.shell.trimming.verdict_tail import VerdictTail
+from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
+from schemas.security.tls import ProcessTls
 
 MAX_OPEN_PARTITIONS = 8
 """Partitions whose connections to the brokers are kept; each has threads of its own."""
@@ -30,11 +32,11 @@ class LogTrimmer:
     """Trims the partitions of ``topic``; ``log`` is its name in verdicts. For any thread: one question at a time."""
 
     def __init__(
-        self, bootstrap_servers: str, topic: str, log: str, *, cluster: str, topic_id: str, secret: ClusterSecret | None,
-        clock: Clock,
+        self, bootstrap_servers: Brokers, topic: str, log: str, *, cluster: str, topic_id: str, secret: ClusterSecret | None,
+        clock: Clock, tls: ProcessTls | None = None,
     ) -> None:  # fmt: skip
         self._clock = clock
-        self._calls = MemberCalls(cluster, secret)
+        self._calls = MemberCalls(cluster, secret, tls)
         self._verdicts = VerdictTail(bootstrap_servers, log)
         self._servers, self._topic, self._topic_id = bootstrap_servers, topic, topic_id
         self._records: dict[int, KafkaRecords] = {}

@@ -8,6 +8,8 @@ import httpx
 
 from replicated_db.core.trimming.places import MemberPlace
 from schemas.privilege import ClusterSecret
+from schemas.security.certificates import A_MEMBER
+from schemas.security.tls import ProcessTls, scheme_of, verify_of
 
 ASK_TIMEOUT_S = 20.0
 """How long a member may take: it syncs its store first."""
@@ -19,17 +21,18 @@ PATH = "/v1/shards/{shard}/durable-position"
 class MemberCalls:
     """Asks members of one cluster. For any thread."""
 
-    def __init__(self, cluster: str, secret: ClusterSecret | None) -> None:
+    def __init__(self, cluster: str, secret: ClusterSecret | None, tls: ProcessTls | None = None) -> None:
+        self._scheme = scheme_of(tls)
         self._cluster = cluster
         self._secret = secret
-        self._http = httpx.Client(timeout=ASK_TIMEOUT_S, trust_env=False)
+        self._http = httpx.Client(timeout=ASK_TIMEOUT_S, trust_env=False, verify=verify_of(tls, A_MEMBER))
 
     def ask(self, shard: int, node: str, addresses: Mapping[str, str]) -> MemberPlace | str:
         """Return a member's place, or in words why it is not known."""
         address = addresses.get(node)
         if address is None:
             return "its address is not known here"
-        url = f"http://{address}{PATH.format(shard=shard)}"
+        url = f"{self._scheme}://{address}{PATH.format(shard=shard)}"
         try:
             with self._http.stream("POST", url, auth=None if self._secret is None else self._secret.sign) as answer:
                 body = b""

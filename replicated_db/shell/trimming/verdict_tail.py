@@ -12,6 +12,7 @@ from replicated_db.core.trimming.audit_view import AuditView
 from replicated_db.core.trimming.places import AuditPlace
 from replicated_db.shell.kafka.kafka_log import consumer_settings
 from schemas.codecs.codec import Undecodable, decode_as
+from schemas.kafka.connection import Brokers
 from schemas.records.messages import Verdict
 from schemas.topics import OM_VERDICTS
 
@@ -26,7 +27,7 @@ READ_WAIT_S = 10.0
 class VerdictTail:
     """Follows the verdicts on one log. For one thread at a time."""
 
-    def __init__(self, bootstrap_servers: str, log: str) -> None:
+    def __init__(self, bootstrap_servers: Brokers, log: str) -> None:
         self._settings = consumer_settings(bootstrap_servers)
         self._view = AuditView(log)
         self._consumer: Consumer | None = None

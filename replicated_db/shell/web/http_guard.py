@@ -10,6 +10,10 @@ resolves to the node's address (DNS rebinding). Rules, for every path:
 3. Any method but GET, HEAD and OPTIONS needs the header Authorization of ``schemas.privilege``. Reading is open. So is
    asking for a read index, which changes nothing: followers of older software send no proof. A service may open more
    paths that change nothing of its data (``open_posts``).
+4. On a TLS server (``secure``) nobody is anonymous: a request needs a certificate of the cluster's authority, or the
+   header Authorization, whatever its method (decision 0073). A certificate of ``ADMINISTRATORS`` is as good as the
+   secret; any other may do what rule 3 leaves open. Where users sign their calls (``signed``), a call of another scheme
+   of Authorization passes: it is judged behind this guard.
 """
 
 from __future__ import annotations
@@ -22,10 +26,13 @@ from typing import Any
 
 from aiohttp import web
 
-from schemas.privilege import AUTHORIZATION, ClusterSecret
+from schemas.privilege import AUTHORIZATION, SCHEME, ClusterSecret
 from schemas.result_codes import PERMISSION_DENIED
+from schemas.security.certificates import ADMINISTRATORS, PeerIdentity, WrongPeer, identity_of
 
 ANY_HOST = "*"
+CALLER = "stratolog.caller"
+"""Under this name a request that passed has the PeerIdentity of its caller's certificate, None without one."""
 OPEN_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 FOREIGN_SITES = frozenset({"cross-site", "same-site"})
 """``Sec-Fetch-Site`` of requests that a page of another origin makes."""
@@ -40,14 +47,23 @@ class HttpGuard:
     """
 
     def __init__(
-        self, secret: ClusterSecret | None, hosts: Collection[str] = (), open_posts: re.Pattern[str] | None = None
-    ) -> None:
+        self, secret: ClusterSecret | None, hosts: Collection[str] = (), open_posts: re.Pattern[str] | None = None,
+        *, secure: bool = False, signed: bool = False,
+    ) -> None:  # fmt: skip
+        """``secure``: the server speaks TLS. ``signed``: behind this guard another one judges signatures of users."""
+        self._secure = secure
+        self._signed = signed
         self._secret = secret
         self._open_posts = (READ_INDEX,) if open_posts is None else (READ_INDEX, open_posts)
         self._hosts = frozenset(host.lower() for host in (*hosts, socket.gethostname()))
 
-    def refusal(self, method: str, target: str, headers: Mapping[str, str]) -> str | None:
-        """Say why a request is refused; None if it is not. ``target`` is the path with its query, as it was sent."""
+    def refusal(
+        self, method: str, target: str, headers: Mapping[str, str], caller: PeerIdentity | None = None
+    ) -> str | None:  # fmt: skip
+        """Say why a request is refused; None if it is not. ``target`` is the path with its query, as it was sent.
+
+        ``caller`` is who the certificate names that the peer has shown.
+        """
         host = headers.get("Host", "")
         if not self._is_own(host):
             return (
@@ -61,14 +77,26 @@ class HttpGuard:
             return f"a page of {origin[:MAX_SHOWN_CHARACTERS]!r} may not ask this server"
         if headers.get("Sec-Fetch-Site") in FOREIGN_SITES and headers.get("Sec-Fetch-Mode") != "navigate":
             return "a page of another site may not ask this server"
-        if method in OPEN_METHODS or (method == "POST" and any(one.fullmatch(target) for one in self._open_posts)):
+        if caller is not None and caller.role in ADMINISTRATORS:
+            return None
+        is_open = method in OPEN_METHODS or (
+            method == "POST" and any(one.fullmatch(target) for one in self._open_posts)
+        )
+        if is_open and (caller is not None or not self._secure):
             return None
         if self._secret is None:
             return "this server has no secret, and so takes no calls that change anything"
         given = headers.get(AUTHORIZATION)
         if self._secret.authorizes(given, method, host, target):
             return None
+        if is_open and self._signed and given is not None and not given.startswith(f"{SCHEME} "):
+            return None
         what = "has no" if given is None else "has a wrong"
+        if is_open:
+            return (
+                f"this server answers nobody whom it does not know: the caller has shown no certificate, and {what} header "
+                f"{AUTHORIZATION}: the settings 'tls_certificate_file' and 'tls_ca_file' name a caller's files"
+            )
         return (
             f"{method} is for the cluster's members and operators, and the call {what} header {AUTHORIZATION}: "
             "the sender needs the file that the setting 'cluster_secret_file' names"
@@ -91,12 +119,22 @@ class HttpGuard:
             if len(headers.getall("Host", [])) > 1 or len(headers.getall("Origin", [])) > 1:
                 refusal: str | None = "a request names one host, and one origin"
             else:
-                refusal = self.refusal(request.method, request.raw_path, headers)
+                caller = request[CALLER] = _caller(request)
+                refusal = self.refusal(request.method, request.raw_path, headers, caller)
             if refusal is not None:
                 return web.json_response({"error": PERMISSION_DENIED, "message": refusal}, status=403)
             return await handler(request)
 
         return guard
+
+
+def _caller(request: web.Request) -> PeerIdentity | None:
+    """Return who the certificate names that a request's peer has shown; None for one that names nobody of ours."""
+    certificate = request.get_extra_info("peercert")
+    try:
+        return identity_of(certificate) if certificate else None
+    except WrongPeer:
+        return None
 
 
 def _is_address(name: str) -> bool:

@@ -20,7 +20,7 @@ def header_of(offset: int, value: bytes, record: Any) -> Header:
     if isinstance(record, log.LeaderClaim):
         fields["value"] = value
     else:
-        fields["chain_after"] = _chain_after(record.prev_chain, value)
+        fields["chain_after"] = chain_after(record.prev_chain, value)
     if isinstance(record, log.FeatureLevel):
         fields["feature_level"] = record.level
     if isinstance(record, log.Genesis | log.Members):
@@ -33,7 +33,8 @@ def header_of(offset: int, value: bytes, record: Any) -> Header:
     return Header(offset=offset, kind=type(record).__name__, **fields)
 
 
-def _chain_after(prev_chain: bytes, value: bytes) -> bytes:
+def chain_after(prev_chain: bytes, value: bytes) -> bytes:
+    """Return the chain after a record of ``value`` that carries ``prev_chain``."""
     chained = hashlib.sha256(prev_chain)
     chained.update(value)
     return chained.digest()

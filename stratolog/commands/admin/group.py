@@ -13,6 +13,8 @@ from stratolog.commands.admin import fleet, members, modes, transfer, trim, unfl
 from stratolog.commands.admin.digest_base import digest_base
 from stratolog.commands.admin.nodes import rebuild, start_node, stop_node
 from stratolog.commands.admin.secret import make_cluster_secret
+from stratolog.commands.brokers import kafka_user
+from stratolog.commands.certificates import certificate
 from stratolog.commands.identity import users
 
 
@@ -34,5 +36,7 @@ def register(app: typer.Typer) -> None:
     modes.register(group)
     trim.register(group)
     fleet.register(group)
+    kafka_user.register(group)
     users.register(group)
+    certificate.register(group)
     app.add_typer(group, name="admin")

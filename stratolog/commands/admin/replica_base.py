@@ -16,7 +16,7 @@ from stratolog.cluster.leadership import shard_views
 from stratolog.configuration.settings import Settings
 from stratolog.errors import UserError
 from stratolog.local.stack import Report
-from stratolog.nodes.answers import signer
+from stratolog.nodes.node_http import http_to, url_of
 
 SCAN_TIMEOUT_S = 600.0
 BASIS = "scrubs"
@@ -62,8 +62,9 @@ def _majority(settings: Settings, shard: int) -> tuple[Json | None, str]:
     scans: dict[str, Json] = {}
     for node in members:
         try:
-            url = f"http://{settings.node(node).address}/v1/shards/{shard}/digest"
-            answer = httpx.get(url, params={"scrub": "true"}, timeout=SCAN_TIMEOUT_S, trust_env=False, auth=signer())
+            address = settings.node(node).address
+            url = url_of(address, f"/v1/shards/{shard}/digest")
+            answer = http_to(address).get(url, params={"scrub": "true"}, timeout=SCAN_TIMEOUT_S)
             scans[node] = scan = answer.raise_for_status().json()
         except (httpx.HTTPError, ValueError):
             continue

@@ -11,7 +11,7 @@ import typer
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
 from stratolog.local import state
-from stratolog.nodes.answers import answer_as
+from stratolog.nodes.node_http import learn, sign
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables.")]
 
@@ -26,12 +26,9 @@ class Invocation:
 
 def settings_of(context: typer.Context) -> Settings:
     """Return the settings of this invocation; raises UsageError if one is wrong."""
-    return load_settings(context.ensure_object(Invocation).config)
+    return learn(load_settings(context.ensure_object(Invocation).config))
 
 
 def connected_settings_of(context: typer.Context) -> Settings:
     """Return the settings that reach the running local stack, or what was given explicitly."""
-    settings = state.connected(settings_of(context))
-    if settings.auth == "signed" or settings.credentials_file is not None:
-        answer_as(settings)
-    return settings
+    return sign(learn(state.connected(settings_of(context))))

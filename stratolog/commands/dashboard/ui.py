@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import httpx
 import typer
 
+from schemas.security.certificates import ExpectedPeer, Role
+from schemas.security.tls import scheme_of, verify_of
 from stratolog.cluster.reach import check_brokers
 from stratolog.commands.common.invocation import JsonOption, connected_settings_of
 from stratolog.commands.common.output import console, print_json
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from stratolog.configuration.settings import Settings
 
 LOOPBACK = "127.0.0.1"
+A_DASHBOARD = ExpectedPeer(roles=frozenset({Role.DASHBOARD, Role.ADMIN}))
+"""Who serves a dashboard: a process of its own role, or an operator."""
 NUMBER_TIMEOUT_S = 3.0
 STACK_CHECK_S = 2.0
 MISSED_CHECKS = 5
@@ -57,7 +61,7 @@ def command(
     settings = connected_settings_of(context)
     running = None if port is not None or host != LOOPBACK else _running(settings)
     if running is not None:
-        _show(running, _link_of(settings, running), as_json=as_json)
+        _show(_url(settings, running), _link_of(settings, running), as_json=as_json)
         return
     check_brokers(settings)
     with libraries_of("ui"):
@@ -74,12 +78,13 @@ def _running(settings: Settings) -> str | None:
 def _link_of(settings: Settings, address: str) -> str | None:
     """Return an operator's link to a running dashboard, None without a secret; raises Unavailable."""
     try:
-        answer = httpx.get(f"http://{address}/number", timeout=NUMBER_TIMEOUT_S, trust_env=False).raise_for_status()
+        url, verify = _url(settings, address), verify_of(settings.tls(), A_DASHBOARD)
+        answer = httpx.get(f"{url}number", timeout=NUMBER_TIMEOUT_S, trust_env=False, verify=verify).raise_for_status()
         number = str(answer.json()["number"])
     except (httpx.HTTPError, ValueError, KeyError) as error:
         raise Unavailable(f"the dashboard at {address} does not answer: {error}") from error
     try:
-        return operator_link(address, settings.secret().link_key(number))
+        return operator_link(url, settings.secret().link_key(number))
     except UserError:
         return None
 
@@ -88,11 +93,16 @@ def _free_port() -> int:
     return UI_PORT if is_port_free(UI_PORT) else free_ports(1)[0]
 
 
-def _show(address: str, link: str | None, *, as_json: bool) -> None:
+def _url(settings: Settings, address: str) -> str:
+    """Return the URL of a dashboard of these settings."""
+    return f"{scheme_of(settings.tls())}://{address}/"
+
+
+def _show(url: str, link: str | None, *, as_json: bool) -> None:
     if as_json:
-        print_json({"address": f"http://{address}/", "operator_link": link})
+        print_json({"address": url, "operator_link": link})
         return
-    _say(f"dashboard: http://{address}/")
+    _say(f"dashboard: {url}")
     # The link is as good as the secret for drills: it goes to a person's terminal, never into a log.
     if link is not None and console.is_terminal:
         _say(f"to start drills from it: {link}")
@@ -117,9 +127,9 @@ def _serve(
         server = DashboardServer(watch, drills, _secret(settings))
 
         def ready() -> None:
-            link = None if server.key is None else operator_link(address, server.key)
-            _show(address, link, as_json=as_json)
-            if host != LOOPBACK:
+            link = None if server.key is None else operator_link(_url(settings, address), server.key)
+            _show(_url(settings, address), link, as_json=as_json)
+            if host != LOOPBACK and server.tls is None:
                 _say("whoever reaches this address may look at the cluster")
             if of_stack:
                 threading.Thread(target=_end_with_stack, args=(settings,), name="ui-stack", daemon=True).start()

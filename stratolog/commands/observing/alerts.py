@@ -55,7 +55,7 @@ def command(
     hook = Webhook(webhook) if webhook is not None else None
     try:
         check_brokers(settings)
-        with VerdictReader(settings.bootstrap_servers) as reader:
+        with VerdictReader(settings.connection) as reader:
             watch = AlertWatch(settings, reader, hook, once=once, as_json=as_json)
             with progress(as_json) as report:
                 report("reading the verdicts that the topic holds")
@@ -86,7 +86,7 @@ class AlertWatch:
         self._hook = hook
         self._once = once
         self._as_json = as_json
-        self._times = ReportTimes(settings.bootstrap_servers)
+        self._times = ReportTimes(settings.connection)
         self._began_ms = _now_ms()
         self._looked_at_s = 0.0
         self._dead: Sequence[str] = ()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from confluent_kafka import KafkaException
 
+from schemas.kafka.connection import Brokers
 from stratolog.cluster.reach import check_brokers
 from stratolog.commands.common.invocation import JsonOption, connected_settings_of
 from stratolog.commands.common.output import console, notes, print_json, progress
@@ -58,16 +59,16 @@ def command(
             told = ProgressTeller(report, as_json=as_json)
             report("starting Spark")
             with table_session(settings, memory=memory) as (session, folder):
-                _keep(session, folder, settings.bootstrap_servers, root, told, is_asked_to_stop, once=once)
+                _keep(session, folder, settings.connection, root, told, is_asked_to_stop, once=once)
     except TablesError as error:
         raise UserError(str(error)) from error
     except KafkaException as error:
-        raise Unavailable(f"{settings.bootstrap_servers}: {error.args[0]}") from error
+        raise Unavailable(f"{settings.connection}: {error.args[0]}") from error
     told.end(root)
 
 
 def _keep(
-    session: Any, folder: Path, servers: str, root: Path, told: ProgressTeller, is_asked_to_stop: Callable[[], bool], *,
+    session: Any, folder: Path, servers: Brokers, root: Path, told: ProgressTeller, is_asked_to_stop: Callable[[], bool], *,
     once: bool,
 ) -> None:  # fmt: skip
     from spark_streaming.tables.keeping import TablesConfig, check_log, keep, set_aside, sole_keeper

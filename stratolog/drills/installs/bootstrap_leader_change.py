@@ -50,7 +50,7 @@ def run(session: Session, cluster: Cluster) -> None:
     ) as own:
         victim = NodeVictim(own, follower_of(own, SHARD))
         with (
-            ReportTap(own.settings.bootstrap_servers, SHARD) as reports,
+            ReportTap(own.settings.connection, SHARD) as reports,
             own_load(session, own, "bootstrap-leader-change", SHARD) as load,
         ):
             _share_files(session, own, victim, load)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, TypeVar
 
 import httpx
@@ -26,6 +25,7 @@ from stratolog.local.state import AUDIT, BROKER, NODE, StackMember, StackState
 from stratolog.nodes import readiness
 from stratolog.nodes.answers import node_status
 from stratolog.nodes.core.leaders import Status, View, leader_of, view_of, views_in
+from stratolog.nodes.node_http import http_to, url_of
 
 WAIT_TIMEOUT_S = 120.0
 POLL_INTERVAL_S = 0.05
@@ -101,9 +101,9 @@ class Cluster:
 
     def get(self, name: str, path: str, timeout_s: float = ANSWER_TIMEOUT_S, **parameters: Any) -> dict[str, Any]:
         """GET from a node; raises StepFailed if it does not answer with 200."""
-        url = f"http://{self.settings.node(name).address}{path}"
+        address = self.settings.node(name).address
         try:
-            answer = _http().get(url, params=parameters, timeout=timeout_s)
+            answer = http_to(address).get(url_of(address, path), params=parameters, timeout=timeout_s)
             return dict(answer.raise_for_status().json())
         except (httpx.HTTPError, ValueError) as error:
             raise StepFailed(f"{name}: GET {path}: {error}") from error
@@ -212,7 +212,12 @@ class Cluster:
                 for m in members
             )
             jars = kafka_jars(self.settings.cache_dir)
-            cluster = KafkaCluster(folder=self.settings.data_dir / "kafka", jars=jars, listeners=listeners)
+            cluster = KafkaCluster(
+                folder=self.settings.data_dir / "kafka",
+                jars=jars,
+                listeners=listeners,
+                heap_mib=self.settings.broker_heap_mib,
+            )
             old = members[number - 1]
             if old.process.is_running():
                 return
@@ -224,12 +229,6 @@ class Cluster:
         """Write a process that was started again to the stack's state."""
         others = [m for m in self.members().members if (m.kind, m.name) != (member.kind, member.name)]
         state.write_state(self.settings.data_dir, StackState(members=(*others, member)))
-
-
-@cache
-def _http() -> httpx.Client:
-    """Return the only HTTP client of this process: making a client takes longer than a request."""
-    return httpx.Client(trust_env=False)
 
 
 def _resume(name: str, process: Process) -> str:

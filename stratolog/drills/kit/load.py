@@ -26,6 +26,7 @@ from stratolog.drills.core.report import StepFailed
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.session import Session
 from stratolog.local.processes import wait_until
+from stratolog.nodes.node_http import url_of
 
 BUCKET = "load"
 WRITERS = 2
@@ -55,8 +56,8 @@ def client_of(settings: Settings, deadline_ms: int = DEADLINE_MS, *, operator: b
     """
     credentials = settings.credentials()
     client = Client(
-        settings.bootstrap_servers, caller=settings.caller if credentials is None else None, deadline_ms=deadline_ms,
-        read_from=[f"http://{node.address}" for node in settings.nodes],
+        settings.connection, caller=settings.caller if credentials is None else None, deadline_ms=deadline_ms,
+        read_from=[url_of(node.address) for node in settings.nodes], tls=settings.tls_files(),
         cluster_secret=settings.secret() if operator else None, credentials=credentials,
     )  # fmt: skip
     client.close_timeout_ms = 5_000

@@ -14,6 +14,7 @@ from pathlib import Path
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from schemas.kafka.client_settings import client_settings
 from schemas.topics import OM_LOG
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import NodeAddress
@@ -74,7 +75,7 @@ def trim_log(cluster: Cluster) -> int:
     """Delete the log's records before the leader's position; return the log's first offset. Raises StepFailed."""
     leader = cluster.wait_leader(SHARD)
     place = TopicPartition(OM_LOG, SHARD, int(cluster.view(leader, SHARD)["applied_offset"]))
-    admin = AdminClient({"bootstrap.servers": cluster.settings.bootstrap_servers, "log_level": 0})
+    admin = AdminClient(client_settings(cluster.settings.connection, {"log_level": 0}))
     try:
         deleted = admin.delete_records([place], request_timeout=ANSWER_S)[place].result()
     except KafkaException as error:

@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from replicated_db.shell.kafka.kafka_log import consumer_settings
 from schemas.codecs.codec import decode_as
 from schemas.codecs.envelopes import responses_in
+from schemas.kafka.connection import Brokers
 from schemas.records.messages import AuditReport, Rejected, Response
 from schemas.topics import OM_AUDIT, OM_REJECTED, OM_RESPONSES
 from stratolog.drills.core.log_digest import Sums, unsigned
@@ -30,7 +31,7 @@ SCRUBBED = "scrubbed"
 class Tap:
     """Reads a topic from now on, or from a moment (``since_ms``); close it, or use it in a ``with`` block."""
 
-    def __init__(self, bootstrap_servers: str, topic: str, since_ms: int | None = None) -> None:
+    def __init__(self, bootstrap_servers: Brokers, topic: str, since_ms: int | None = None) -> None:
         self.values: list[bytes] = []
         self._consumer = Consumer(consumer_settings(bootstrap_servers, log_level=0))
         try:
@@ -73,7 +74,7 @@ class Tap:
 class ReportTap(Tap):
     """The replicas' reports on one shard."""
 
-    def __init__(self, bootstrap_servers: str, shard: int, since_ms: int | None = None) -> None:
+    def __init__(self, bootstrap_servers: Brokers, shard: int, since_ms: int | None = None) -> None:
         super().__init__(bootstrap_servers, OM_AUDIT, since_ms)
         self._shard = shard
 
@@ -104,7 +105,7 @@ def sums_of(report: AuditReport) -> Sums:
 class AnswerTap(Tap):
     """Every response to one client, repeats included."""
 
-    def __init__(self, bootstrap_servers: str, client_id: bytes) -> None:
+    def __init__(self, bootstrap_servers: Brokers, client_id: bytes) -> None:
         super().__init__(bootstrap_servers, OM_RESPONSES)
         self._client_id = client_id
 
@@ -126,7 +127,7 @@ class AnswerTap(Tap):
 class RejectedTap(Tap):
     """Rejected records of the requests' topic, which get no answer."""
 
-    def __init__(self, bootstrap_servers: str) -> None:
+    def __init__(self, bootstrap_servers: Brokers) -> None:
         super().__init__(bootstrap_servers, OM_REJECTED)
 
     def rejected(self) -> dict[tuple[int, int], Rejected]:

@@ -169,7 +169,7 @@ class SizeClass(NamedTuple):
 
 
 class SizeHistogram(NamedTuple):
-    """Sizes of a bucket's keys in classes without gaps; ``is_cut``: of its first keys by name, there are more."""
+    """Sizes of a bucket's keys in classes without gaps; ``is_cut`` if only its first keys by name were read."""
 
     classes: Sequence[SizeClass]
     keys: int

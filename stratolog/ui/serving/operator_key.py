@@ -26,6 +26,6 @@ def secret_of_key(key: str) -> ClusterSecret:
     return ClusterSecret(key.encode())
 
 
-def operator_link(address: str, key: str) -> str:
-    """Return the address of a dashboard with an operator's key."""
-    return f"http://{address}/#operator={key}"
+def operator_link(url: str, key: str) -> str:
+    """Return the URL of a dashboard (``http://host:port/``) with an operator's key."""
+    return f"{url}#operator={key}"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,7 @@ from stratolog.ui.rendering.dialogs import drills_panel, keys_fragment, log_frag
 from stratolog.ui.rendering.markup import Content, Markup, element, joined, quiet
 from stratolog.ui.rendering.panels import panels_of
 from stratolog.ui.serving.drill_runs import ABOUT_A_SHARD, STARTABLE, DrillRuns
+from stratolog.ui.serving.login import LOGIN, DashboardLogin
 from stratolog.ui.serving.operator_key import new_number, secret_of_key
 from stratolog.ui.watching import questions
 from stratolog.ui.watching.watch import ClusterWatch
@@ -50,7 +52,7 @@ MAX_BODY_BYTES = 1024
 """No call has a body."""
 SEND_TIMEOUT_S = 10.0
 """A page that takes nothing for so long is let go."""
-ASSETS = {"dashboard.css": "text/css", "dashboard.js": "text/javascript"}
+ASSETS = {"dashboard.css": "text/css", "dashboard.js": "text/javascript", "login.js": "text/javascript"}
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -71,7 +73,9 @@ class DashboardServer:
         self.number = new_number()
         self.key = None if secret is None else secret.link_key(self.number)
         judge = None if self.key is None else secret_of_key(self.key)
-        self._guard = HttpGuard(judge, watch.settings.own_hosts())
+        self.tls = watch.settings.tls()
+        self._guard = HttpGuard(judge, watch.settings.own_hosts(), re.compile(re.escape(LOGIN)) if self.tls else None)
+        self._login = DashboardLogin(self.key, _asset_text("login.html"))
         self._pool = ThreadPoolExecutor(max_workers=MAX_QUESTIONS, thread_name_prefix="ui-question")
         self._viewers = 0
         self._panels: dict[str, str] = {}
@@ -80,7 +84,12 @@ class DashboardServer:
 
     def app(self) -> web.Application:
         """Return the application."""
-        app = web.Application(middlewares=[self._guard.middleware(), _answered], client_max_size=MAX_BODY_BYTES)
+        judges = [self._guard.middleware()]
+        if self.tls is not None:
+            judges.append(self._login.middleware())
+        app = web.Application(middlewares=[*judges, _answered], client_max_size=MAX_BODY_BYTES)
+        if self.tls is not None:
+            app.router.add_post(LOGIN, self._login.log_in)
         app.add_routes([
             web.get("/", self._page), web.get("/assets/{name}", self._asset), web.get("/events", self._events),
             web.get("/replica", self._replica), web.get("/keys", self._keys), web.get("/log", self._log),
@@ -265,7 +274,8 @@ async def serve(server: DashboardServer, host: str, port: int, ready: Callable[[
     runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=2.0)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
+        context = None if server.tls is None else server.tls.server(needs_certificate=False)
+        await web.TCPSite(runner, host, port, ssl_context=context).start()
     except OSError as error:
         await runner.cleanup()
         raise Unavailable(f"the dashboard cannot listen at {host}:{port}: {error.strerror}") from error

@@ -31,7 +31,7 @@ def log_page(settings: Settings, shard: int, until: ChainMark | None) -> tuple[l
 
     The page ends at ``until``, or without that at the log's end. Raises Unavailable if the brokers do not serve it.
     """
-    source = KafkaLog(settings.bootstrap_servers, OM_LOG, shard, "")
+    source = KafkaLog(settings.connection, OM_LOG, shard, "")
     try:
         mark = until or _mark_of(settings, shard)
         first, end = source.bounds()

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from schemas.kafka.client_settings import client_settings
+from schemas.kafka.connection import Brokers
+
 CONTACT_TIMEOUT_S = 5.0
 READ_LIMIT = 500
 MAX_QUEUED_KIB = 8 * 1024
@@ -17,20 +20,22 @@ MAX_BEHIND = 20_000
 class TopicTail:
     """Reads a topic; close it. Raises KafkaException if there is no such topic, or no broker answers."""
 
-    def __init__(self, bootstrap_servers: str, topic: str, records: int) -> None:
+    def __init__(self, bootstrap_servers: Brokers, topic: str, records: int) -> None:
         self._topic = topic
         self._records = records
         self._consumer = Consumer(
-            {
-                "bootstrap.servers": bootstrap_servers,
-                "group.id": "stratolog-ui",  # never committed to: partitions are assigned
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
-                "isolation.level": "read_uncommitted",  # a stranger's open transaction would hide all later records
-                "queued.max.messages.kbytes": MAX_QUEUED_KIB,
-                "allow.auto.create.topics": False,
-                "log_level": 0,
-            }
+            client_settings(
+                bootstrap_servers,
+                {
+                    "group.id": "stratolog-ui",  # never committed to: partitions are assigned
+                    "enable.auto.commit": False,
+                    "auto.offset.reset": "earliest",
+                    "isolation.level": "read_uncommitted",  # a stranger's open transaction would hide all later records
+                    "queued.max.messages.kbytes": MAX_QUEUED_KIB,
+                    "allow.auto.create.topics": False,
+                    "log_level": 0,
+                },
+            )
         )
         try:
             self._consumer.assign(self._beginnings())

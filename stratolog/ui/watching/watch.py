@@ -141,7 +141,7 @@ class ClusterWatch:
 
     def _tail(self, topic: str, taker: Callable[[], Callable[[list[Message]], None]]) -> None:
         while self.is_awake():
-            servers = self._settings.bootstrap_servers
+            servers = self._settings.connection
             try:
                 tail = TopicTail(servers, topic, TAILS[topic])
             except KafkaException as error:
@@ -151,7 +151,7 @@ class ClusterWatch:
             try:
                 self._say(topic, None)
                 take = taker()
-                while self.is_awake() and servers == self._settings.bootstrap_servers:
+                while self.is_awake() and servers == self._settings.connection:
                     if messages := tail.poll(POLL_S):
                         take(messages)
                     if topic == OM_LOG:
@@ -193,13 +193,13 @@ class ClusterWatch:
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        polls, servers = Polls(), self._settings.bootstrap_servers
+        polls, servers = Polls(), self._settings.connection
         times = ReportTimes(servers)
         turns = {"fleet": float("-inf"), "buckets": float("-inf")}
         try:
             while self.is_awake():
-                if servers != self._settings.bootstrap_servers:  # the stack has started again on other ports
-                    servers = self._settings.bootstrap_servers
+                if servers != self._settings.connection:  # the stack has started again on other ports
+                    servers = self._settings.connection
                     times = ReportTimes(servers)
                 self._stop.wait(self._ask_once(polls, times, turns))
         finally:

@@ -12,8 +12,8 @@ import (
 // and linearizability is local, so each volume is checked by itself.
 //
 // The order of refusals is the one of the Object Manager: the volume, the bucket, the target of a rename, the key or session.
-// A committed key is known by its size, which the recorder makes unique; quotas are not used. Sessions are a bucket's: they
-// end with it. Names are legal.
+// A committed key is known by its size, which the recorder makes unique; quotas are not used. The bytes of an inline key say that
+// size, too: a reader tells what they say. Sessions are a bucket's: they end with it. Names are legal.
 
 const (
 	ok                  = "OK"
@@ -42,6 +42,7 @@ type Result struct {
 	Code    string           `json:"code"`
 	Session int64            `json:"session,omitempty"` // create_key
 	Size    int64            `json:"size,omitempty"`    // key_info
+	Data    int64            `json:"data,omitempty"`    // key_info of an inline key: the size that its bytes say
 	Keys    map[string]int64 `json:"keys,omitempty"`    // list_keys: name to size
 	Buckets []string         `json:"buckets,omitempty"` // list_buckets: names in order
 	Count   int64            `json:"count,omitempty"`   // bucket_info: keys; volume_info: buckets
@@ -57,8 +58,14 @@ type session struct {
 	key string
 }
 
+// What a key has: a size, and whether its bytes are in its row.
+type content struct {
+	size   int64
+	inline bool
+}
+
 type bucket struct {
-	keys     map[string]int64
+	keys     map[string]content
 	sessions map[int64]session
 }
 
@@ -74,6 +81,7 @@ var steps = map[string]step{
 	"create_volume": createVolume, "delete_volume": deleteVolume, "volume_info": volumeInfo, "list_buckets": listBuckets,
 	"create_bucket": createBucket, "delete_bucket": deleteBucket, "bucket_info": bucketInfo, "list_keys": listKeys,
 	"create_key": createKey, "commit_key": commitKey, "delete_key": deleteKey, "rename_key": renameKey, "key_info": keyInfo,
+	"put_key": putKey,
 }
 
 // What changes nothing that anyone could see, if its outcome is unknown: reads, and a session that nobody knows.
@@ -139,15 +147,19 @@ func bucketInfo(v volume, a Arguments) (volume, Result) {
 		return v, Result{Code: code}
 	}
 	result := Result{Code: ok, Count: int64(len(found.keys))}
-	for _, size := range found.keys {
-		result.Bytes += size
+	for _, one := range found.keys {
+		result.Bytes += one.size
 	}
 	return v, result
 }
 
 func listKeys(v volume, a Arguments) (volume, Result) {
 	found, code := v.find(a.Bucket)
-	return v, Result{Code: code, Keys: found.keys}
+	sizes := make(map[string]int64, len(found.keys))
+	for key, one := range found.keys {
+		sizes[key] = one.size
+	}
+	return v, Result{Code: code, Keys: sizes}
 }
 
 // createKey is given the session that the answer named, as an argument: the model cannot know it.
@@ -173,7 +185,16 @@ func commitKey(v volume, a Arguments) (volume, Result) {
 		return v, Result{Code: keyNotFound}
 	}
 	found.sessions = without(found.sessions, a.Session)
-	found.keys = with(found.keys, a.Key, a.Size)
+	found.keys = with(found.keys, a.Key, content{size: a.Size})
+	return v.with(a.Bucket, found), Result{Code: ok}
+}
+
+func putKey(v volume, a Arguments) (volume, Result) {
+	found, code := v.find(a.Bucket)
+	if code != ok {
+		return v, Result{Code: code}
+	}
+	found.keys = with(found.keys, a.Key, content{size: a.Size, inline: true})
 	return v.with(a.Bucket, found), Result{Code: ok}
 }
 
@@ -197,11 +218,11 @@ func renameKey(v volume, a Arguments) (volume, Result) {
 	if _, exists := found.keys[a.To]; exists {
 		return v, Result{Code: keyAlreadyExists}
 	}
-	size, exists := found.keys[a.Key]
+	moved, exists := found.keys[a.Key]
 	if !exists {
 		return v, Result{Code: keyNotFound}
 	}
-	found.keys = with(without(found.keys, a.Key), a.To, size)
+	found.keys = with(without(found.keys, a.Key), a.To, moved)
 	return v.with(a.Bucket, found), Result{Code: ok}
 }
 
@@ -210,11 +231,14 @@ func keyInfo(v volume, a Arguments) (volume, Result) {
 	if code != ok {
 		return v, Result{Code: code}
 	}
-	size, exists := found.keys[a.Key]
+	one, exists := found.keys[a.Key]
 	if !exists {
 		return v, Result{Code: keyNotFound}
 	}
-	return v, Result{Code: ok, Size: size}
+	if one.inline {
+		return v, Result{Code: ok, Size: one.size, Data: one.size}
+	}
+	return v, Result{Code: ok, Size: one.size}
 }
 
 func (v volume) find(name string) (bucket, string) {
@@ -289,8 +313,8 @@ func sameState(left, right interface{}) bool {
 }
 
 func sameResult(a, b Result) bool {
-	return a.Code == b.Code && a.Session == b.Session && a.Size == b.Size && a.Count == b.Count && a.Bytes == b.Bytes &&
-		sameMap(a.Keys, b.Keys) && strings.Join(a.Buckets, "/") == strings.Join(b.Buckets, "/")
+	return a.Code == b.Code && a.Session == b.Session && a.Size == b.Size && a.Data == b.Data && a.Count == b.Count &&
+		a.Bytes == b.Bytes && sameMap(a.Keys, b.Keys) && strings.Join(a.Buckets, "/") == strings.Join(b.Buckets, "/")
 }
 
 // An operation without an outcome may have had its effect at any time after its call, or never: the latter is the same as after
@@ -339,6 +363,9 @@ func describeOutcome(output interface{}) string {
 	if result.Code == ok {
 		if result.Size != 0 {
 			words = append(words, fmt.Sprintf("size %d", result.Size))
+		}
+		if result.Data != 0 {
+			words = append(words, fmt.Sprintf("bytes of %d", result.Data))
 		}
 		if result.Keys != nil {
 			words = append(words, fmt.Sprintf("keys %v", result.Keys))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +91,10 @@ class Replica:
     def on_verified(self, key: bytes, length: int) -> None:
         assert length >= 0
         self.unhealthy.pop(key, None)
+
+    def on_all_verified(self, blocks: Sequence[tuple[bytes, int]]) -> None:
+        for key, length in blocks:
+            self.on_verified(key, length)
 
     def on_failed(self, key: bytes, reason: str) -> None:
         self.unhealthy[key] = reason

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from struct import Struct
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 from crc32c import crc32c
 
 from datanode_processors.blocks.block_store import BlockStore
+from datanode_processors.blocks.blocks_together import BlocksTogether
 from datanode_processors.blocks.containers import CONTAINERS, block_name
 from datanode_processors.blocks.fsync import NEVER
 from datanode_processors.errors import BlockError
@@ -27,6 +29,7 @@ from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.ports import Readable
 from datanode_processors.wire.server import StreamServer
 from datanode_processors.wire.wire import Wire, WireClosed, connect, failure, read_error, read_record, refusal
+from datanode_processors.wire.wire_tls import WireTls
 from schemas import stream_errors
 from schemas.codecs.codec import encode
 from schemas.conversation.conversation import ConversationFailed, PeerGreeted, PeerRefused, own_hello
@@ -34,12 +37,20 @@ from schemas.conversation.states import ConversationRole
 from schemas.records.datanode import (
     Accepted,
     BlockCommitted,
+    BlockOutcome,
+    BlocksCommitted,
+    BlocksWatched,
     CloseContainer,
+    OpenBlocks,
     OpenStream,
     PutBlock,
+    PutBlocks,
     ReadBlock,
     Route,
     SalvageBlock,
+    WatchBlocks,
+    WholeBlock,
+    WriteBlocks,
 )
 from schemas.records.packets import Frame, Kind, encode_frame, encode_header
 
@@ -82,12 +93,36 @@ class Taking:
         self.committed: dict[int, PutBlock] = {}
         self.corrupt: list[tuple[int, int, int]] = []
         self.closed: set[int] = set()
+        self.members: tuple[str, ...] = ("dn1", "dn2", "dn3")
+        self.deaf = False
+        """Whether watches are never satisfied here."""
+        self.batches: list[PutBlocks] = []
+        self.leader: Taking = self
+        """Whose commits a watch here waits for."""
+
+    def everywhere(self) -> dict[int, PutBlock]:
+        return self.leader.committed
+
+    def _put_all(self, request: PutBlocks) -> BlocksCommitted:
+        self.batches.append(request)
+        outcomes = []
+        for block in request.blocks:
+            put = PutBlock(
+                partition=request.partition, container_id=block.container_id, local_id=block.local_id,
+                length=block.length, bytes_per_checksum=request.bytes_per_checksum, checksums=block.checksums,
+                wait_effective=True,
+            )  # fmt: skip
+            outcomes.append(BlockOutcome(code="", message="", bcs_id=self.handle(put).bcs_id))
+        return BlocksCommitted(leader="dn1", outcomes=outcomes)
 
     def check_stream(self, partition: int, container_id: int, local_id: int) -> None:
         if partition != PARTITION:
             raise BlockError(stream_errors.NO_SUCH_PIPELINE, f"no member of pipeline-{partition}")
         if container_id in self.closed:
             raise BlockError(stream_errors.CONTAINER_CLOSED, f"container {container_id} is closed")
+
+    def members_for(self, request: Any) -> tuple[int, Sequence[str]]:
+        return PARTITION, self.members
 
     def handle(self, request: Any) -> Any:
         if isinstance(request, PutBlock):
@@ -96,6 +131,11 @@ class Taking:
                 container_id=request.container_id, local_id=request.local_id, length=request.length,
                 bcs_id=len(self.committed), log_offset=len(self.committed),
             )  # fmt: skip
+        if isinstance(request, PutBlocks):
+            return self._put_all(request)
+        if isinstance(request, WatchBlocks):
+            watched = not self.deaf and all(block.local_id in self.everywhere() for block in request.blocks)
+            return BlocksWatched(datanode="", bcs_id=len(self.committed), satisfied=watched)
         if isinstance(request, CloseContainer):
             self.closed.add(request.container_id)
             return Accepted(detail="closed")
@@ -116,7 +156,10 @@ class Taking:
 class Datanode:
     """One stream server and what stands behind it, in this process."""
 
-    def __init__(self, name: str, folder: Path, limits: WireLimits | None = None, fsync: str = NEVER) -> None:
+    def __init__(
+        self, name: str, folder: Path, limits: WireLimits | None = None, fsync: str = NEVER,
+        tls: WireTls | None = None,
+    ) -> None:  # fmt: skip
         self.name = name
         self.folder = folder / name
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +168,8 @@ class Datanode:
         self.notes: list[str] = []
         self.server = StreamServer(
             name=name, cluster=CLUSTER, host="127.0.0.1", port=0, blocks=self.store, pipelines=self.pipelines,
-            note=self._note, limits=limits or WireLimits(stop_grace_s=0.2),
+            note=self._note, limits=limits or WireLimits(stop_grace_s=0.2), small_blocks=BlocksTogether(self.store),
+            tls=tls,
         )  # fmt: skip
         self.address = f"127.0.0.1:{self.server.port}"
 
@@ -233,9 +277,11 @@ class Proxy:
 class Client:
     """One connection of a client, driven frame by frame."""
 
-    def __init__(self, address: str, cluster: str = CLUSTER) -> None:
-        self.wire: Wire = connect(address, TIMEOUT_S)
-        talk = self.wire.conversation(ConversationRole.CLIENT, own_hello("client", cluster))
+    def __init__(
+        self, address: str, cluster: str = CLUSTER, tls: WireTls | None = None, name: str = "client"
+    ) -> None:  # fmt: skip
+        self.wire: Wire = connect(address, TIMEOUT_S, tls)
+        talk = self.wire.conversation(ConversationRole.CLIENT, own_hello(name, cluster))
         self.wire.wait_send(talk.hello(), timeout_s=TIMEOUT_S)
         try:
             greeted = self.wire.wait_event(talk, TIMEOUT_S)
@@ -297,12 +343,25 @@ class Client:
         self.wire.close()
 
 
+def blocks_together(routes: Sequence[Route], blocks: Sequence[tuple[int, bytes]], /, **changes: Any) -> WriteBlocks:
+    """Return the request to write whole blocks, by local id, together."""
+    opening = OpenBlocks(
+        partition=PARTITION, bytes_per_checksum=CELL, watch_timeout_ms=500, routes=list(routes),
+        blocks=[
+            WholeBlock(container_id=CONTAINER, local_id=block, length=len(data), checksums=checksums_of(data))
+            for block, data in blocks
+        ],
+    )  # fmt: skip
+    opening = replace(opening, **changes)
+    return WriteBlocks(opening=encode(opening), data=b"".join(data for _, data in blocks))
+
+
 def write_block(
     address: str, routes: Sequence[Route], data: bytes, *, block: int = 1, offset: int = 0, put: bool = False,
-    packet: int = CELL,
+    packet: int = CELL, tls: WireTls | None = None,
 ) -> Any:  # fmt: skip
     """Stream ``data[offset:]`` as one block, sending and hearing at once; return what END's ACK carried."""
-    client = Client(address)
+    client = Client(address, tls=tls)
     try:
         client.open(routes, block=block, offset=offset)
         hearing = _Hearing(client)

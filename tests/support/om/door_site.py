@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +21,7 @@ from om_processors.intake.gateway import Gateway, Received
 from om_processors.serving.consistency import LINEARIZABLE, SESSION, NotReadable
 from replicated_db.core.leading.leader import Proposal, Reply
 from replicated_db.shell.system import SystemClock
+from replicated_db.shell.web.bounded_server import BoundedRunner
 from replicated_db.shell.web.http_guard import HttpGuard
 from schemas.codecs.codec import encode
 from schemas.records.messages import CommitKey, CreateBucket, CreateKey, CreateVolume, Rejected, Request, Response
@@ -129,7 +130,7 @@ class DoorSite:
             guards.append(ReaderGuard(SECRET, self.identities).middleware())
         app = web.Application(middlewares=guards)
         self.door.attach(app)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = BoundedRunner(app)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
@@ -175,7 +176,13 @@ class DoorSite:
     def rows(self) -> DictTables:
         return self.world.tables
 
-    def moment(self) -> tuple[int, DoorRows]:
+    @contextmanager
+    def held(self) -> Iterator[tuple[int, DoorRows]]:
+        index, rows = self.moment()
+        yield index, rows
+        rows.close()
+
+    def moment(self, families: Iterable[str] = ()) -> tuple[int, DoorRows]:
         rows = DoorRows()
         rows.tables = self.world.tables.tables
         self.opened.append(rows)

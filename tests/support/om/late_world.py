@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from xxhash import xxh3_128_digest
 
@@ -198,9 +199,9 @@ class LateWorld:
         if said is not None:
             self.answered(said.proposal, said.response)
 
-    def do(self, body: RequestBody, *, sent_ms: int | None = None, call: int | None = None) -> Response:
+    def do(self, body: RequestBody, **more: Any) -> Response:
         """Submit and settle one request."""
-        proposal = self.request(body, sent_ms=sent_ms, call=call)
+        proposal = self.request(body, **more)
         self.submit(proposal)
         self.settle()
         return decode_as(Response, self.answers[int(proposal.reply_to)])

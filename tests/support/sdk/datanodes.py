@@ -13,6 +13,7 @@ from pathlib import Path
 from crc32c import crc32c
 
 from datanode_processors.blocks.block_store import BlockStore
+from datanode_processors.blocks.blocks_together import BlocksTogether
 from datanode_processors.blocks.containers import CONTAINERS, block_name
 from datanode_processors.blocks.fsync import NEVER
 from datanode_processors.errors import BlockError
@@ -27,11 +28,16 @@ from producers.requests.core.calls import Policy
 from schemas import stream_errors
 from schemas.records.datanode import (
     BlockCommitted,
+    BlockOutcome,
+    BlocksCommitted,
+    BlocksWatched,
     BlockWatched,
     ChunkWritten,
     PutBlock,
+    PutBlocks,
     SalvageBlock,
     WatchBlock,
+    WatchBlocks,
     WriteChunk,
 )
 from schemas.records.rows import BlockLocation
@@ -116,6 +122,9 @@ class Pipelines:
         if self.log(partition).closed:
             raise BlockError(stream_errors.PIPELINE_CLOSED, f"pipeline-{partition} is closed")
 
+    def members_for(self, request):
+        return request.partition, self.log(request.partition).members
+
     def handle(self, request):
         log = self.log(request.partition)
         if isinstance(request, PutBlock | WriteChunk):
@@ -140,7 +149,37 @@ class Pipelines:
             while not (satisfied := self.holds(log, request)) and time.monotonic() < deadline:
                 time.sleep(WATCH_POLL_S)
             return BlockWatched(datanode=self.name, bcs_id=log.index, length=request.length, satisfied=satisfied)
+        if isinstance(request, PutBlocks):
+            return self.put_all(log, request)
+        if isinstance(request, WatchBlocks):
+            return self.watch_all(request)
         raise BlockError(stream_errors.INVALID_REQUEST, type(request).__name__)
+
+    def put_all(self, log, request):
+        outcomes = []
+        for block in request.blocks:
+            put = PutBlock(
+                partition=request.partition, container_id=block.container_id, local_id=block.local_id,
+                length=block.length, bytes_per_checksum=request.bytes_per_checksum, checksums=block.checksums,
+                wait_effective=True,
+            )  # fmt: skip
+            try:
+                outcomes.append(BlockOutcome(code="", message="", bcs_id=self.handle(put).bcs_id))
+            except BlockError as error:
+                outcomes.append(BlockOutcome(code=error.code, message=error.message, bcs_id=0))
+        return BlocksCommitted(leader=log.leader, outcomes=outcomes)
+
+    def watch_all(self, request):
+        watched = [
+            self.handle(
+                WatchBlock(
+                    partition=request.partition, container_id=block.container_id, local_id=block.local_id,
+                    length=block.length, bcs_id=0, timeout_ms=request.timeout_ms,
+                )
+            ).satisfied
+            for block in request.blocks
+        ]  # fmt: skip
+        return BlocksWatched(datanode=self.name, bcs_id=request.bcs_id, satisfied=all(watched))
 
     def holds(self, log, watch):
         row = log.rows.get((watch.container_id, watch.local_id))
@@ -208,7 +247,7 @@ class Blocks:
 
 
 class Datanode:
-    def __init__(self, world, name, folder, limits):
+    def __init__(self, world, name, folder, limits, *, small):
         self.name = name
         self.blocks = Blocks(folder)
         self.pipelines = Pipelines(world, name, self.blocks)
@@ -217,6 +256,7 @@ class Datanode:
         self.server = StreamServer(
             name=name, cluster=CLUSTER, host="127.0.0.1", port=0, blocks=self.blocks.store, pipelines=self.pipelines,
             note=lambda message, **_: self.notes.append(message), limits=limits,
+            small_blocks=BlocksTogether(self.blocks.store) if small else None,
         )  # fmt: skip
         self.address = f"127.0.0.1:{self.server.port}"
 
@@ -284,9 +324,14 @@ class BlockCluster(MemoryCluster):
 
 
 class World:
-    """``pipelines`` of ``replicas`` datanodes each, and a client of them all."""
+    """``pipelines`` of ``replicas`` datanodes each, and a client of them all.
 
-    def __init__(self, folder: Path, *, pipelines=1, replicas=3, block_bytes=1024 * KIB, limits=None, **options):
+    Blocks are streams, unless ``small`` ones may be written together.
+    """
+
+    def __init__(
+        self, folder: Path, *, pipelines=1, replicas=3, block_bytes=1024 * KIB, limits=None, small=False, **options
+    ):
         self.block_bytes = block_bytes
         self.nodes: dict[str, Datanode] = {}
         self.logs: dict[int, Log] = {}
@@ -294,7 +339,7 @@ class World:
         for partition in range(1, pipelines + 1):
             names = [f"dn{partition}{n}" for n in range(1, replicas + 1)]
             for name in names:
-                self.nodes[name] = Datanode(self, name, folder / name, limits)
+                self.nodes[name] = Datanode(self, name, folder / name, limits, small=small)
             self.logs[partition] = Log(partition, names)
         self.without_pipelines = 0
         """So many times no pipeline takes a block."""
@@ -304,6 +349,7 @@ class World:
         given = {
             "flush_bytes": 256 * KIB, "client_buffer_bytes": 512 * KIB, "window_bytes": 256 * KIB,
             "watch_timeout_ms": 300, "commit_timeout_ms": 3_000, "inline_bytes": 0,
+            "small_block_bytes": 1024 * KIB if small else 0,
         }  # fmt: skip
         self.options = StreamOptions(**{**given, **options})
         pipeline, _ = pipeline_to(self.cluster, Policy())

@@ -30,6 +30,7 @@ class World:
     def __init__(self, folder: Path, interval_ms: int = 60_000) -> None:
         self.node = Node("dn1", folder)
         self.sent: SimpleQueue[tuple[str, Heartbeat, bytes]] = SimpleQueue()
+        self.partitions: list[int] = []
         self.fatal: list[BaseException] = []
         self.broken: Exception | None = None
         config = DatanodeConfig(
@@ -41,9 +42,10 @@ class World:
             clock=SystemClock(), send=self._send, fatal=self.fatal.append,
         )  # fmt: skip
 
-    def _send(self, topic: str, value: bytes, key: bytes, _: int) -> None:
+    def _send(self, topic: str, value: bytes, key: bytes, partition: int) -> None:
         if self.broken is not None:
             raise self.broken
+        self.partitions.append(partition)
         self.sent.put((topic, decode_as(Heartbeat, value), key))
 
     def write(self, *containers: int) -> None:
@@ -142,6 +144,7 @@ def test_without_a_change_they_come_at_their_interval(make: Callable[..., World]
     world.beats.start()
     for _ in range(3):
         world.sent.get(timeout=WAIT_S)
+    assert set(world.partitions) == {-1}, "the key decides, for the topic may have one partition or many"
 
 
 def test_a_failure_to_send_ends_the_process(make: Callable[..., World]) -> None:

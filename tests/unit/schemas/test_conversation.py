@@ -31,6 +31,7 @@ from schemas.records.packets import (
     MAX_PAYLOAD_BYTES,
     MAX_RECORD_BYTES,
     PACKET_BYTES,
+    VERSION,
     Frame,
     Kind,
     encode_frame,
@@ -238,7 +239,7 @@ def test_what_comes_in_each_state(role: ConversationRole, state: ConversationSta
     event = talk.next_event()
     assert talk.state is after
     if kind is Kind.HELLO:
-        assert event == PeerGreeted(own_hello("dn1", CLUSTER), 1)
+        assert event == PeerGreeted(own_hello("dn1", CLUSTER), VERSION)
     elif kind is Kind.REPLY:
         assert isinstance(event, PeerAnswered)
         assert event.record == REPLY
@@ -324,7 +325,7 @@ def hello(peer: str = "dn1", cluster: str = CLUSTER, low: int = 1, high: int = 1
         (hello(), CLUSTER, {"datanode": "dn1", "cluster_needed": True}, None),
         (hello(cluster="d"), CLUSTER, {}, ConversationFault.WRONG_CLUSTER),
         (hello(cluster=""), CLUSTER, {"cluster_needed": True}, ConversationFault.WRONG_CLUSTER),
-        (hello(low=2, high=3), CLUSTER, {}, ConversationFault.UNSUPPORTED_VERSION),
+        (hello(low=VERSION + 1, high=VERSION + 2), CLUSTER, {}, ConversationFault.UNSUPPORTED_VERSION),
         (hello(), CLUSTER, {"datanode": "dn2"}, ConversationFault.OTHER_DATANODE),
     ],
 )
@@ -378,7 +379,7 @@ def fed_whole(talk: Conversation, data: bytes) -> Event | None:
 
 
 def test_a_record_is_limited_by_its_type_and_the_conversation_goes_on() -> None:
-    assert sorted(LARGE_REQUESTS) == ["Forwarded", "PutBlock", "WriteChunk"]
+    assert sorted(LARGE_REQUESTS) == ["Forwarded", "PutBlock", "WriteBlocks", "WriteChunk"]
     assert sorted(LARGE_ANSWERS) == ["BlockInfo", "ContainerBlocks"]
     talk = client_in(S.ASKING)
     with pytest.raises(UnreadableRecord, match="a Accepted of"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from schemas.kafka.connection import connection
 from schemas.topics import DN_AUDIT, DN_LOG, OM_VERDICTS
 from spark_streaming.configuration.audit_config import AuditConfig, config_from, load_config
 from spark_streaming.records.logs import KNOWN_LOGS, OBJECT_MANAGER, existing
@@ -23,7 +24,7 @@ POSITIVE = (
 
 def test_what_is_not_named_has_its_default():
     config = config_from(LEAST)
-    assert config == AuditConfig(bootstrap_servers="here:9092", work_dir=Path("/srv/audit"))
+    assert config == AuditConfig(bootstrap_servers=connection("here:9092"), work_dir=Path("/srv/audit"))
     assert (config.logs, config.verdicts_topic, config.require_blocks, config.windows) == (
         KNOWN_LOGS, OM_VERDICTS, False, True,
     )  # fmt: skip

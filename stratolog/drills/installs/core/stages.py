@@ -15,7 +15,7 @@ from replicated_db.core.bootstrap.install_steps import OnDisk, Part
 
 
 class InstallStage(Enum):
-    """What an install is at, in the order in which an install comes by."""
+    """What an install is at, in the order in which an install gets there."""
 
     SEEKING = "before a listing came"
     FETCHING = "fetching files"

@@ -218,6 +218,30 @@ def test_reclaim_and_delete_end_a_stream(store: BlockStore):
     assert store.written_length(7, 2) == 0
 
 
+def test_what_a_stream_has_written_so_far_is_stored_when_the_store_is_asked_to(store: BlockStore):
+    with store.open_writer(7, 1, 0, CELL) as writer:
+        writer.write(0, DATA[:CELL])
+        assert (store.written_length(7, 1), store.stored_length(7, 1)) == (CELL, 0)
+        assert store.flush(7, 1) == store.stored_length(7, 1) == CELL
+        writer.write(CELL, DATA[CELL:])
+        assert store.stored_length(7, 1) == CELL
+
+
+def test_a_closed_container_takes_no_more_bytes_and_says_which_it_is(store: BlockStore, tmp_path: Path):
+    write(store, DATA)
+    store.close_container(7)
+    with pytest.raises(BlockError, match="container 7 takes no more bytes") as refusal:
+        store.open_writer(7, 1, len(DATA), CELL)
+    assert refusal.value.code == codes.CONTAINER_CLOSED
+    assert read(store) == DATA
+    other = BlockStore(tmp_path / "other")
+    assert other.written_length(7, 1) == 0  # it is asked for before there is a container
+    write(other, DATA, local_id=2)
+    other.close_container(7)
+    with refused(codes.CONTAINER_CLOSED):
+        other.open_writer(7, 1, 0, CELL)
+
+
 def test_a_deleted_block_does_not_come_back(store: BlockStore, tmp_path: Path):
     write(store, DATA)
     write(store, DATA, local_id=2)

@@ -50,6 +50,7 @@ from schemas.records.datanode import (
     Accepted,
     BlockCommitted,
     BlockId,
+    BlocksCommitted,
     BlocksDeleted,
     ChunkWritten,
     CloseContainer,
@@ -58,9 +59,12 @@ from schemas.records.datanode import (
     Member,
     OpenPipeline,
     PutBlock,
+    PutBlocks,
     StreamError,
+    WholeBlock,
     WriteChunk,
 )
+from schemas.records.packets import MAX_BLOCKS_TOGETHER
 from schemas.sharding import MAX_PIPELINES
 from tests.support.datanodes.checksums import checksums_of
 
@@ -279,6 +283,57 @@ def test_a_longer_one_replaces_and_a_shorter_one_changes_nothing():
         assert (again.length, again.bcs_id) == (4 * CELL, longer.bcs_id)
         assert world.operations == 0
     assert world.row().length == 4 * CELL
+
+
+def whole(local_id: int, length: int, **changes: Any) -> WholeBlock:
+    block = WholeBlock(
+        container_id=CONTAINER, local_id=local_id, length=length, checksums=checksums_of(DATA[:length], CELL)
+    )
+    return replace(block, **changes)
+
+
+def put_all(*blocks: WholeBlock, **changes: Any) -> PutBlocks:
+    return replace(PutBlocks(partition=PARTITION, bytes_per_checksum=CELL, blocks=list(blocks)), **changes)
+
+
+def test_many_blocks_are_one_entry_and_what_refuses_one_refuses_no_other():
+    world = World()
+    world.ask(put(700, local_id=9))
+    world.ask(delete(8))
+    answer = world.ask(
+        put_all(whole(5, 100), whole(6, 600, checksums=b""), whole(7, 1000), whole(8, 10), whole(9, 512))
+    )
+    assert isinstance(answer, BlocksCommitted)
+    assert answer.leader == "dn1"
+    assert [one.code for one in answer.outcomes] == ["", codes.INVALID_REQUEST, "", codes.BLOCK_DELETED, ""]
+    # The shorter one is answered with the entry of the longer one before it.
+    assert [one.bcs_id for one in answer.outcomes] == [world.index, 0, world.index, 0, world.index - 2]
+    assert world.operations == 2
+    assert [world.row(local).length for local in (5, 7, 9)] == [100, 1000, 700]
+    assert world.row(6) is None
+
+
+def test_the_rows_are_those_of_as_many_put_blocks():
+    one, many = World(), World()
+    many.ask(put_all(whole(5, 100), whole(6, 700)))
+    one.ask(put(100, local_id=5))
+    one.index -= 1
+    one.ask(put(700, local_id=6))
+    assert [one.row(local) for local in (5, 6)] == [many.row(local) for local in (5, 6)]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        put_all(), put_all(*[whole(5, 10)] * (MAX_BLOCKS_TOGETHER + 1)), put_all(whole(5, 10), partition=PARTITION + 1),
+        put_all(whole(5, 10, container_id=PARTITION + 1)), put_all(whole(5, -1, checksums=b"")),
+        put_all(whole(5, 10), bytes_per_checksum=1),
+    ],
+)  # fmt: skip
+def test_put_blocks_of_which_none_can_be_taken_is_refused_as_a_whole(request_: PutBlocks):
+    world = World()
+    assert refused(world.ask(request_)) == codes.INVALID_REQUEST
+    assert world.row(5) is None
 
 
 def other(at: int) -> bytes:
@@ -639,6 +694,9 @@ def test_what_answers_say() -> None:
     closing = CloseContainer(partition=PARTITION, container_id=CONTAINER)
     assert world.ask(closing).detail == f"container {CONTAINER} is closed"
     assert refused(world.ask(replace(closing, container_id=CONTAINER + 1))) == codes.INVALID_REQUEST
+    for beyond in (PARTITION - 256, PARTITION + (1 << 63)):
+        error = world.ask(replace(closing, container_id=beyond))
+        assert (refused(error), error.message) == (codes.INVALID_REQUEST, f"container {beyond}: an id has 63 bits")
     assert world.ask(ClosePipeline(partition=PARTITION, generation=1)).detail == f"pipeline-{PARTITION} is closed"
     error = world.ask(put(1, partition=9, container_id=256 + 9))
     assert (error.datanode, error.offset, error.hint) == ("dn1", UNKNOWN_OFFSET, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,12 +28,16 @@ from schemas.codecs.block_rows import block_key
 from schemas.codecs.codec import decode
 from schemas.records.datanode import (
     BlockId,
+    BlockLength,
     ClosePipeline,
     DeleteBlocks,
     Member,
     OpenPipeline,
     PutBlock,
+    PutBlocks,
     WatchBlock,
+    WatchBlocks,
+    WholeBlock,
     WriteChunk,
 )
 from schemas.records.log import DigestBase, Members, Tick
@@ -382,6 +387,61 @@ def test_a_divergence_is_reported_before_a_damaged_block(world: World) -> None:
     pipeline.replica.evidence = evidence
     pipeline.on_failed(KEY, "bytes are missing")
     assert pipeline.report().fault == "divergence at index 5"
+
+
+def watch_all(*blocks: tuple[int, int], bcs_id: int = 0, timeout_ms: int = 0) -> WatchBlocks:
+    lengths = [BlockLength(container_id=CONTAINER, local_id=local, length=length) for local, length in blocks]
+    return WatchBlocks(partition=PARTITION, bcs_id=bcs_id, timeout_ms=timeout_ms, blocks=lengths)
+
+
+def put_all(*blocks: tuple[int, int]) -> PutBlocks:
+    return PutBlocks(
+        partition=PARTITION, bytes_per_checksum=CELL,
+        blocks=[
+            WholeBlock(
+                container_id=CONTAINER, local_id=local, length=length, checksums=checksums_of(bytes(length), CELL)
+            )
+            for local, length in blocks
+        ],
+    )  # fmt: skip
+
+
+def test_a_watch_of_several_blocks_is_satisfied_once_all_are(world: World) -> None:
+    pipeline = world.leader()
+    answer = pipeline.proposals.submit(put_all((1, 100), (2, 700))).result(WAIT_S)
+    index = answer.outcomes[0].bcs_id
+    assert [(one.code, one.bcs_id) for one in answer.outcomes] == [("", index)] * 2
+    both = watch_all((1, 100), (2, 700), bcs_id=index)
+    assert not pipeline.watch_all(both).satisfied
+    pipeline.on_verified(block_key(CONTAINER, 1), 100)
+    pipeline.on_verified(block_key(CONTAINER, 2), 699)
+    assert not pipeline.watch_all(both).satisfied
+    assert not pipeline.watch_all(watch_all((1, 100), bcs_id=index + 1)).satisfied
+    answers: list[Any] = []
+    waiting = threading.Thread(target=lambda: answers.append(pipeline.watch_all(replace(both, timeout_ms=60_000))))
+    waiting.start()
+    pipeline.on_verified(block_key(CONTAINER, 2), 700)
+    waiting.join(WAIT_S)
+    assert (answers[0].satisfied, answers[0].datanode) == (True, "dn1")
+
+
+def test_a_watch_of_several_blocks_looks_whether_it_makes_sense_to_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.WATCH_STEP_S", 0.05)
+    pipeline = world.leader()
+    index = pipeline.proposals.submit(put_all((1, 100), (2, 700))).result(WAIT_S).outcomes[0].bcs_id
+    # Longer than what is committed: it will not come by waiting for that entry.
+    assert not pipeline.watch_all(watch_all((1, 101), bcs_id=index, timeout_ms=600_000)).satisfied
+    world.wanted.clear()
+    assert not pipeline.watch_all(watch_all((1, 100), (2, 700), bcs_id=index, timeout_ms=300)).satisfied
+    assert {block_key(CONTAINER, 1), block_key(CONTAINER, 2)} <= set(world.wanted)
+    pipeline.proposals.submit(
+        DeleteBlocks(partition=PARTITION, blocks=[BlockId(container_id=CONTAINER, local_id=1)])
+    ).result(WAIT_S)
+    with pytest.raises(BlockError) as caught:
+        pipeline.watch_all(watch_all((1, 100), bcs_id=index, timeout_ms=600_000))
+    assert caught.value.code == codes.BLOCK_DELETED
 
 
 def test_a_watch_ends_at_once_when_the_entry_is_not_the_one_that_was_promised(world: World) -> None:

@@ -24,6 +24,7 @@ from datanode_processors.errors import BlockError
 from datanode_processors.heartbeats import Heartbeats
 from datanode_processors.repair import copies, copy_actions, copy_peers
 from datanode_processors.repair.cell_fetch import fetch_cells
+from datanode_processors.repair.copy_sources import SOURCES_FILE, CopySources
 from datanode_processors.repair.core import away, upkeep_plan
 from datanode_processors.repair.core.copy_states import CopyState
 from datanode_processors.repair.core.instructions import LookAt, RepairOne
@@ -719,6 +720,18 @@ def test_a_source_that_is_too_long_is_not_kept(run: Run) -> None:
         node.pipelines.handle(request)
     assert caught.value.code == codes.INVALID_REQUEST
     assert node.pipelines.upkeep._sources.of(CONTAINER) == (member.address,)
+
+
+def test_whom_to_ask_is_kept_though_the_datanode_ends_right_after_it_was_told(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = run("dn4", member=False)
+    fetch(node, run("dn1"))
+    eventually(lambda: is_settled(node))
+    monkeypatch.setattr(upkeep_plan, "SAVE_S", 3600.0)
+    node.pipelines.upkeep.named(CONTAINER, ["127.0.0.1:1"])
+    node.pipelines.upkeep.stop()
+    assert CopySources(node.config.data_dir / SOURCES_FILE).of(CONTAINER)[0] == "127.0.0.1:1"
 
 
 @pytest.mark.parametrize("source", [".:1", "a..b:1", f"{'x' * 300}:1", "nobody", "\ud800:1"], ids=ascii)

@@ -256,13 +256,14 @@ def test_threads_end_when_they_are_told(world: World) -> None:
 @pytest.mark.parametrize("ask", ["add", "verify", "close_container"])
 def test_who_rests_is_woken(world: World, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
     for of_what, name in (
-        (world.verifier, "_verify"),
+        (world.verifier, "_verify_blocks"),
         (world.verifier, "_look_through"),
         (world.verifier._files, "close"),
     ):
         monkeypatch.setattr(of_what, name, lambda *_: world.changes.append(None))
     world.verifier.start()
-    eventually(lambda: len(world.verifier._lock._waiters) == 4, timeout_s=WAIT_S)
+    eventually(lambda: len(world.verifier._to_verify._waiters) == 1, timeout_s=WAIT_S)
+    eventually(lambda: len(world.verifier._to_fetch._waiters) == 3, timeout_s=WAIT_S)
     of: dict[str, list[Any]] = {"add": [], "verify": [KEY], "close_container": [CONTAINER]}
     getattr(world.verifier, ask)(world.replica, *of[ask])
     eventually(lambda: world.changes, timeout_s=WAIT_S)

@@ -43,3 +43,13 @@ def test_a_pipeline_with_repairs_that_found_no_room_is_looked_through_once_there
     assert taken(queue, has_room=False) == []
     assert taken(queue) == [LookThrough(5)]
     assert taken(queue) == []
+
+
+def test_blocks_of_one_pipeline_that_come_next_are_taken_together() -> None:
+    queue = VerifyQueue(10)
+    for partition, key in ((1, b"a"), (1, b"b"), (1, b"c"), (2, b"d"), (1, b"e")):
+        queue.verify((partition, key))
+    assert queue.take_blocks(2, 10) == []
+    assert queue.take_blocks(1, 2) == [b"a", b"b"]
+    assert queue.take_blocks(1, 10) == [b"c"]
+    assert taken(queue) == [VerifyBlock(2, b"d"), VerifyBlock(1, b"e")]

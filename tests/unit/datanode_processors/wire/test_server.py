@@ -19,7 +19,7 @@ from datanode_processors.wire.wire import WireClosed, connect, read_error, read_
 from schemas import stream_errors
 from schemas.codecs.codec import encode
 from schemas.records.datanode import Accepted, BlockCommitted, CloseContainer, GetBlock, Hello, PutBlock, ReadBlock
-from schemas.records.packets import HEADER_BYTES, MAX_PACKET_BYTES, Kind, encode_frame
+from schemas.records.packets import HEADER_BYTES, MAX_PACKET_BYTES, VERSION, Kind, encode_frame
 from tests.support.datanodes.refusals import refused
 from tests.support.datanodes.streams import (
     CELL,
@@ -509,7 +509,7 @@ def test_another_cluster_and_another_version_are_refused(start: Start) -> None:
     assert read_error(wire.wait_frame(TIMEOUT_S)).code == stream_errors.WRONG_CLUSTER
     wire.close()
     wire = connect(node.address, TIMEOUT_S)
-    hello = Hello(peer="client", cluster=CLUSTER, min_version=2, max_version=9, max_payload_bytes=1)
+    hello = Hello(peer="client", cluster=CLUSTER, min_version=VERSION + 1, max_version=9, max_payload_bytes=1)
     wire.wait_send(encode_frame(Kind.HELLO, encode(hello)), timeout_s=TIMEOUT_S)
     wire.wait_frame(TIMEOUT_S)
     assert read_error(wire.wait_frame(TIMEOUT_S)).code == stream_errors.UNSUPPORTED_VERSION

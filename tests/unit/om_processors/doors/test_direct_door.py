@@ -15,7 +15,7 @@ import pytest
 from crc32c import crc32c
 
 from om_processors.doors import direct_door, door_connection
-from om_processors.doors.door_connection import GREETING_S, HALF_FRAME_S, DoorConnection
+from om_processors.doors.door_connection import GREETING_S, HALF_FRAME_S, LAST_WORDS_S, UNREAD_S, DoorConnection
 from om_processors.doors.door_lookups import found_rows
 from schemas.codecs.codec import decode_as, encode
 from schemas.codecs.envelopes import MAX_ENVELOPE_MESSAGES, responses_in
@@ -184,6 +184,7 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.sent = b""
+        self.writes = 0
         self.unsent = 0
         self.reads = True
         self.ended = ""
@@ -191,6 +192,7 @@ class Wire(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.ended
         self.sent += data
+        self.writes += 1
 
     def get_write_buffer_size(self) -> int:
         return self.unsent
@@ -216,13 +218,23 @@ class Wire(asyncio.Transport):
 class Host:
     """A node that keeps what comes."""
 
-    node, cluster, shards = "om1", "c", 2
+    node, cluster, shards, crowded = "om1", "c", 2, False
 
     def __init__(self) -> None:
         self.loop: Any = self
         self.now_s = 1000.0
         self.requests: list[tuple[int, Sequence[bytes], bytes | None]] = []
         self.ended = 0
+        self.held_bytes = 0
+        self.soon: list[Callable[[], None]] = []
+
+    def call_soon(self, act: Callable[[], None]) -> None:
+        self.soon.append(act)
+
+    def turn(self) -> None:
+        """End a turn of the event loop."""
+        while self.soon:
+            self.soon.pop(0)()
 
     def time(self) -> float:
         return self.now_s
@@ -237,8 +249,13 @@ class Host:
         self.requests.append((shard, requests, key))
 
     def look_up(self, connection: Any, reads: Any) -> None:
+        assert not connection.is_gone
         for _, told in reads:
             told(DoorRows(status="OK", message="", shard=0, index=1, rows=[]))
+
+    def held(self, connection: Any, held_bytes: int) -> None:
+        assert connection.held_bytes == held_bytes
+        self.held_bytes = held_bytes
 
     def leaders_frame(self) -> bytes:
         return door_frame(DoorKind.LEADERS, encode(DoorLeaders(shards=2, leaders=[])))
@@ -297,6 +314,32 @@ def test_a_peer_that_does_not_read_is_not_heard_and_then_left(case: Case, monkey
     case.connection.answer(0, [b"and one when it is gone"])
 
 
+def test_a_peer_that_reads_nothing_is_left_after_a_while(case: Case):
+    case.connection.data_received(HELLO)
+    case.connection.pause_writing()
+    case.connection.resume_writing()
+    case.connection.look(case.host.now_s + 10**6)
+    assert not case.wire.is_closing(), "it reads again"
+    case.connection.pause_writing()
+    case.connection.look(case.host.now_s + UNREAD_S)
+    assert not case.wire.is_closing()
+    case.connection.look(case.host.now_s + UNREAD_S + 1)
+    assert case.wire.ended == "aborted"
+
+
+def test_a_connection_that_is_closed_does_not_wait_for_its_peer_for_ever(case: Case):
+    class Stuck(Wire):
+        def close(self) -> None:
+            self.closing = True
+
+    case.wire.__class__ = Stuck
+    case.connection.data_received(HELLO + b"garbage that is no frame")
+    case.connection.look(case.host.now_s + LAST_WORDS_S)
+    assert not case.wire.is_closing()
+    case.connection.look(case.host.now_s + LAST_WORDS_S + 1)
+    assert case.wire.ended == "aborted"
+
+
 def test_a_peer_that_says_nothing_is_left(case: Case):
     case.connection.look(case.host.now_s + GREETING_S)
     assert case.wire.ended == ""
@@ -343,11 +386,70 @@ def test_a_keyed_request_has_a_whole_key(case: Case, payload: bytes):
     assert case.host.requests == []
 
 
+def test_answers_that_leave_together_are_one_write(case: Case, monkeypatch: pytest.MonkeyPatch):
+    case.connection.data_received(HELLO)
+    before = case.wire.writes
+    lookup = DoorRead(consistency="stale", index=0, volume="v", bucket="b", keys=["k"])
+    case.connection.data_received(
+        b"".join(door_frame(DoorKind.READ, encode(lookup), number=number) for number in range(5))
+    )
+    assert case.wire.writes == before + 1
+    assert [frame.number for frame in case.heard() if frame.kind is DoorKind.ROWS] == [0, 1, 2, 3, 4]
+    case.connection.tell_leaders(case.host.leaders_frame())
+    case.connection.tell_leaders(case.host.leaders_frame())
+    assert case.wire.writes == before + 1, "they wait for the end of the turn"
+    case.host.turn()
+    assert case.wire.writes == before + 2
+    monkeypatch.setattr(door_connection, "MAX_GATHERED_BYTES", 10)
+    case.connection.tell_leaders(case.host.leaders_frame())
+    assert case.wire.writes == before + 3, "so much does not wait"
+    case.connection.tell_leaders(case.host.leaders_frame())
+    case.connection.close()
+    case.host.turn()
+    assert [frame.kind for frame in case.heard()].count(DoorKind.LEADERS) == 5
+
+
 def test_an_answer_is_one_envelope(case: Case):
     case.connection.data_received(HELLO)
     case.connection.answer(1, [b"a", b"b"])
     frame = case.heard()[-1]
     assert (frame.kind, frame.shard, responses_in(frame.payload)) == (DoorKind.ANSWERS, 1, [b"a", b"b"])
+
+
+# -- the door's own turns ----------------------------------------------------------------------------------------------
+
+
+def test_requests_come_to_the_leader_while_it_leads_and_are_refused_afterwards(site: DoorSite):
+    leader = site.lead(term=4)
+    requests = [request_of(CreateVolume(volume=f"v{n}")) for n in range(2)]
+    sent = [door_frame(DoorKind.REQUESTS, encode(Requests(requests=[encode(one)]))) for one in requests]
+    with Peer(site) as peer:
+        assert decode_as(DoorLeaders, peer.hear(DoorKind.LEADERS).payload).leaders[0].term == 4
+        peer.sock.sendall(sent[0])
+        [answer] = responses_in(peer.hear(DoorKind.ANSWERS).payload)
+        assert decode_as(Response, answer).status == "OK"
+        site.follow(5, "om2", "10.0.0.2:9871")
+        site.depose()
+        told = decode_as(DoorLeaders, peer.hear(DoorKind.LEADERS).payload).leaders[0]
+        assert (told.term, told.node) == (5, "om2"), "it is told without having asked"
+        peer.sock.sendall(sent[1])
+        [refusal] = responses_in(peer.hear(DoorKind.ANSWERS).payload)
+        assert decode_as(Response, refusal).status == "NOT_LEADER"
+    assert [request.call_id for request in leader.executed] == [requests[0].call_id]
+
+
+def test_the_door_looks_for_silent_clients_while_there_are_any(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(direct_door, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(door_connection, "GREETING_S", 0.2)
+    with Peer(site) as polite, Peer(site, UPGRADING) as silent:
+        assert silent.refusal() == "no HELLO within 0 s"
+        wait_until(lambda: site.door.connections == 1)
+        site.follow(9, "om3", "10.0.0.3:9871")  # no leader of this node says so: the door finds it out by looking
+        while decode_as(DoorLeaders, polite.hear(DoorKind.LEADERS).payload).leaders[0].term != 9:
+            pass
+    wait_until(lambda: site.door.connections == 0)
+    with Peer(site, UPGRADING) as another:
+        assert another.refusal() == "no HELLO within 0 s", "after a rest it looks again"
 
 
 # -- lookups -----------------------------------------------------------------------------------------------------------
@@ -374,6 +476,61 @@ def test_keys_of_snapshots_and_unknown_consistencies_are_refused(site: DoorSite)
             assert decode_as(DoorRows, peer.hear(DoorKind.ROWS).payload).status == status
 
 
+@pytest.mark.parametrize("consistency", ["linearizable", "session"])
+def test_who_waits_for_a_shard_that_cannot_be_read_is_told_and_the_next_is_answered(site: DoorSite, consistency: str):
+    read = DoorRead(consistency=consistency, index=101, volume="vol1", bucket="bucket1", keys=["k"])
+    site.readable = "NO_LEADER"
+    with Peer(site) as peer:
+        peer.sock.sendall(b"".join(door_frame(DoorKind.READ, encode(read), number=number) for number in (1, 2)))
+        for number in (1, 2):
+            frame = peer.hear(DoorKind.ROWS)
+            refusal = decode_as(DoorRows, frame.payload)
+            assert (frame.number, refusal.status, refusal.message, refusal.rows) == (number, "NO_LEADER", "not now", [])
+        site.readable = None
+        site.position.index = 101
+        peer.sock.sendall(door_frame(DoorKind.READ, encode(read), number=3))
+        answer = decode_as(DoorRows, peer.hear(DoorKind.ROWS).payload)
+        assert (answer.status, answer.index, answer.rows) == ("OK", 101, [None])
+    assert site.failures == []
+
+
+def test_a_flagged_replica_answers_no_lookup(site: DoorSite):
+    site.readable = "REPLICA_FLAGGED"
+    with Peer(site) as peer:
+        peer.sock.sendall(door_frame(DoorKind.READ, encode(_read(["k"]))))
+        assert decode_as(DoorRows, peer.hear(DoorKind.ROWS).payload).status == "REPLICA_FLAGGED"
+
+
+def test_a_session_waits_until_the_node_has_applied_what_it_names(site: DoorSite):
+    """A lookup that may be answered at once is not held up by one that must wait."""
+    behind, there = (
+        DoorRead(consistency="session", index=index, volume="vol1", bucket="bucket1", keys=["k"])
+        for index in (103, 100)
+    )
+    with Peer(site) as peer:
+        peer.sock.sendall(door_frame(DoorKind.READ, encode(behind), number=1))
+        wait_until(lambda: site.asked)
+        peer.sock.sendall(door_frame(DoorKind.READ, encode(there), number=2))
+        assert peer.hear(DoorKind.ROWS).number == 2
+        assert site.asked == [("session", {0: 103})]
+        site.position.index = 103
+        frame = peer.hear(DoorKind.ROWS)
+    assert (frame.number, decode_as(DoorRows, frame.payload).index) == (1, 103)
+
+
+def test_no_more_lookups_of_a_shard_wait_than_the_limit_says(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("om_processors.doors.door_lookups.MAX_WAITING", 2)
+    read = encode(DoorRead(consistency="session", index=101, volume="vol1", bucket="bucket1", keys=["k"]))
+    with Peer(site) as peer:
+        peer.sock.sendall(door_frame(DoorKind.READ, read, number=1))
+        wait_until(lambda: site.asked)  # the first has its turn, the others wait for theirs
+        peer.sock.sendall(b"".join(door_frame(DoorKind.READ, read, number=number) for number in (2, 3, 4)))
+        frame = peer.hear(DoorKind.ROWS)
+        assert (frame.number, decode_as(DoorRows, frame.payload).status) == (4, "OVERLOADED")
+        site.position.index = 101
+        assert sorted(peer.hear(DoorKind.ROWS).number for _ in range(3)) == [1, 2, 3]
+
+
 def test_rows_have_a_limit(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
     site.add_key("a")
     _, view = site.moment()
@@ -382,6 +539,45 @@ def test_rows_have_a_limit(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
     assert found_rows(view, read, 0, 5).index == 5, "one row is always sent"
     two = DoorRead(consistency="stale", index=0, volume="vol1", bucket="bucket1", keys=["a", "a"])
     assert found_rows(view, two, 0, 5).message == "the rows of 2 keys have over 10 bytes"
+
+
+def _listing(limit: int = 10, **more: Any) -> DoorRead:
+    return DoorRead(consistency="stale", index=0, volume="vol1", bucket="bucket1", **{"keys": [], **more}, limit=limit)
+
+
+def test_a_listing_gives_rows_as_they_are_stored_up_to_its_limits(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
+    for name in ("a", "b", "c", "d"):
+        site.add_key(name)
+    _, view = site.moment()
+    stored = found_rows(view, _read(["a", "b", "c", "d"], with_bytes=False), 0, 5).rows
+    whole = found_rows(view, _listing(), 0, 5)
+    assert (whole.rows, whole.more, whole.index) == (stored, False, 5)
+    exact = found_rows(view, _listing(4), 0, 5)
+    assert (exact.rows, exact.more) == (stored, False)
+    two = found_rows(view, _listing(2, start_after="a"), 0, 5)
+    assert (two.rows, two.more) == (stored[1:3], True)
+    monkeypatch.setattr("om_processors.doors.door_lookups.MAX_ROWS_BYTES", 10)
+    one = found_rows(view, _listing(), 0, 5)
+    assert (one.rows, one.more) == (stored[:1], True), "one row is always sent"
+    assert found_rows(view, _listing(prefix="a", start_after="z"), 0, 5).rows == []
+
+
+@pytest.mark.parametrize(
+    ("read", "status", "why"),
+    [
+        (_listing(1001), "INVALID_REQUEST", "a listing of 1001 keys; 1 to 1000 are given at a time"),
+        (_listing(-1), "INVALID_REQUEST", "a listing of -1 keys; 1 to 1000 are given at a time"),
+        (_listing(keys=["a"]), "INVALID_REQUEST", "a listing that names keys or wants bytes; it gives rows alone"),
+        (_listing(with_bytes=True), "INVALID_REQUEST", "a listing that names keys or wants bytes; it gives rows alone"),
+        (_listing(0, keys=["a"], prefix="a"), "INVALID_REQUEST", "a prefix or a start without a limit; a listing has one"),
+        (_listing(prefix=".snapshot/s1/"), "NOT_SUPPORTED_OPERATION", "keys of snapshots are read over HTTP"),
+    ],
+)  # fmt: skip
+def test_a_listing_that_is_none_is_refused(site: DoorSite, read: DoorRead, status: str, why: str):
+    with Peer(site) as peer:
+        peer.sock.sendall(door_frame(DoorKind.READ, encode(read)))
+        answer = decode_as(DoorRows, peer.hear(DoorKind.ROWS).payload)
+    assert (answer.status, answer.message) == (status, why)
 
 
 # -- bytes of inline keys ----------------------------------------------------------------------------------------------

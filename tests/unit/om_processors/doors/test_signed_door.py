@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -43,10 +44,8 @@ def user(site: DoorSite, name: str) -> Credentials:
     return credentials_of(SECRET, TokenName(user=name, generation=site.world.index, number=0))
 
 
-def client(site: DoorSite, credentials: Credentials | None, connect_timeout_ms: int = 15_000) -> Client:
-    return Client(
-        nodes=[site.address], credentials=credentials, deadline_ms=5_000, connect_timeout_ms=connect_timeout_ms
-    )
+def client(site: DoorSite, credentials: Credentials | None, **options: Any) -> Client:
+    return Client(nodes=[site.address], credentials=credentials, deadline_ms=5_000, **options)
 
 
 def test_signed_requests_are_executed_alone_and_together(site: DoorSite, leader: AnsweringLeader):

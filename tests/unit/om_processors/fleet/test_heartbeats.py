@@ -40,7 +40,9 @@ class Case:
             bootstrap_servers=servers or broker.bootstrap_servers,
         )  # fmt: skip
         world = World().make()
-        replica: Any = SimpleNamespace(lock=RLock(), rows=world.tables, state=self.state)
+        replica: Any = SimpleNamespace(
+            lock=RLock(), rows=world.tables, state=self.state, position=SimpleNamespace(index=0)
+        )  # fmt: skip
         self.view = FleetView(config, replica, self.allocation, SystemClock(), self.noted.append, self.failures.append)
 
     def say(self, name: str, partition: int = 0, **changed: Any) -> None:

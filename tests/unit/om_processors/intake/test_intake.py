@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from xxhash import xxh3_128_digest
@@ -17,6 +17,7 @@ from om_processors.intake.core.backlog import Backlog
 from om_processors.intake.gateway import Gateway, Received
 from om_processors.intake.intake import RequestIntake
 from om_processors.intake.outbox import KafkaOutbox
+from om_processors.intake.request_reader import reply_topic
 from om_processors.leading.core.preparation import RETRY_AFTER_MS
 from replicated_db.core.leading.leader import Proposal, Reply
 from replicated_db.core.ports import LogUnavailable
@@ -84,6 +85,50 @@ def case() -> Iterator[Case]:
         for one in case.opened:
             one.close()
         case.outbox.close()
+
+
+def test_a_users_responses_go_to_his_topic_if_there_is_one(case: Case):
+    case.broker.create("om.responses.alice")
+    for reply_to in (("om.responses.alice", 3), 3, ("om.responses.alice", 3)):
+        case.outbox.reply([Reply(proposal=replace_reply(reply_to), response=b"answer")])
+    case.outbox.close()
+    assert (case.broker.count("om.responses.alice", 3), case.broker.count(OM_RESPONSES, 3)) == (2, 1)
+
+
+def test_a_topic_of_responses_that_does_not_exist_is_looked_for_and_not_written_to(case: Case):
+    case.outbox.reply([Reply(proposal=replace_reply(("om.responses.bob", 0)), response=b"answer")])
+    case.broker.create("om.responses.bob")
+    deadline_s = time.monotonic() + WAIT_S
+    while not case.outbox._topics.has("om.responses.bob"):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    case.outbox.close()
+    assert case.broker.count("om.responses.bob", 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "found"),
+    [
+        ([("reply-to", b"om.responses.alice")], "om.responses.alice"), (None, None), ([], None),
+        ([("reply-to", b"om.log")], None), ([("reply-to", b"om.responses")], None), ([("reply-to", None)], None),
+        ([("reply-to", b"om.responses.\xff")], None), ([("reply-to", b"om.responses." + b"a" * 64)], None),
+        ([("other", b"om.responses.bob"), ("reply-to", b"om.responses.alice")], "om.responses.alice"),
+    ],
+)  # fmt: skip
+def test_a_record_names_a_topic_of_responses_or_none(headers, found):
+    class Record:
+        def headers(self):
+            return headers
+
+    assert reply_topic(cast("Any", Record())) == found
+
+
+def replace_reply(reply_to: Any) -> Proposal:
+    gateway = Gateway(shard=SHARD, node="om1", secret=SECRET)
+    admitted = gateway.admit(Received(offset=0, value=request("vol1")), 0)
+    assert isinstance(admitted, Proposal)
+    admitted.reply_to = reply_to
+    return admitted
 
 
 def take(found: RequestIntake, count: int, limit: int = 100) -> list[Proposal]:

@@ -29,6 +29,8 @@ from stratolog.local.processes import wait_until
 from tests.support.local.secret import SECRET
 
 DEADLINE_S = 30.0
+SESSION_S = 60
+"""A node's session; so long that it, and not the brokers' time to answer, is how long a loan lasts."""
 
 
 class Loop:
@@ -51,6 +53,9 @@ class Loop:
         self.silent_ms = 0.0
 
     def beat(self) -> None:
+        pass
+
+    def wake(self) -> None:
         pass
 
     def turned_ago_ms(self) -> float:
@@ -98,9 +103,13 @@ def loop() -> Loop:
 @pytest.fixture
 def leadership(loop: Loop) -> Iterator[Leadership]:
     config: Any = SimpleNamespace(
-        node="n2", replicas=("n1", "n2"), watchdog_ms=10_000, session_timeout_ms=6_000, bootstrap_servers="127.0.0.1:1",
+        node="n2",
+        replicas=("n1", "n2"),
+        watchdog_ms=10_000,
+        session_timeout_ms=SESSION_S * 1000,
+        bootstrap_servers="127.0.0.1:1",
         secret=SECRET,
-    )  # fmt: skip
+    )
     errors: list[BaseException] = []
     loops: Any = {0: loop}
     found = Leadership(config, loops, lambda: 0.0, lambda *_, **__: None, errors.append)
@@ -411,6 +420,37 @@ def test_a_loan_is_renewed_while_the_borrower_leads(leadership: Leadership, loop
         renewed(leadership, calls)
         assert leadership.roles(0)["lent_to"] == "n1"
     assert loop.times_led == 1
+
+
+def test_a_borrower_that_does_not_answer_has_the_time_of_a_session(
+    leadership: Leadership, loop: Loop, calls: Calls, monkeypatch: pytest.MonkeyPatch
+):
+    lend(leadership, loop)
+    calls.answer = Answer.SILENT
+    ago_s = 0.0
+    monotonic = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + ago_s)
+    ago_s = SESSION_S - 1
+    leadership._tell(LoansDue(now_s=0.0))
+    assert leadership.roles(0)["lent_to"] == "n1"
+    ago_s = SESSION_S + 1
+    leadership._tell(LoansDue(now_s=0.0))
+    assert leadership.roles(0)["lent_to"] is None
+
+
+def test_a_shard_is_given_back_once_its_owner_has_not_renewed_the_loan_for_a_session(
+    leadership: Leadership, loop: Loop
+):
+    join(leadership)
+    leadership.borrow(0, "n1")
+    before_s = time.monotonic()
+    assert leadership.renew(0, "n1") == {"shard": 0, "leads": True}
+    after_s = time.monotonic()
+    leadership._tell(LoansDue(now_s=before_s + SESSION_S - 0.1))
+    assert leadership.roles(0)["borrowed_from"] == "n1"
+    leadership._tell(LoansDue(now_s=after_s + SESSION_S + 0.1))
+    assert leadership.roles(0)["borrowed_from"] is None
+    assert wait_until(lambda: not loop.leading, DEADLINE_S, interval_s=0.001)
 
 
 @pytest.mark.parametrize("answer", [Answer.GONE, Answer.DOES_NOT_LEAD])

@@ -108,6 +108,22 @@ def test_a_read_index_that_has_not_been_read_here_is_waited_for(case: Case):
     assert case.asked == []
 
 
+def test_whoever_waits_for_another_nodes_record_hurries_the_follower(case: Case):
+    hurried: list[int] = []
+    case.consistency.hurry = lambda: hurried.append(1)
+    case.lead(10)
+    for how, session in ((STALE, {}), (SESSION, {0: 5}), (LINEARIZABLE, {})):
+        case.ready(how, session)
+    assert hurried == [], "nothing is waited for, or this node applies it itself"
+    with pytest.raises(NotReadable):
+        case.ready(SESSION, {0: 6})
+    assert len(hurried) == 1
+    case.leader.leading = False
+    with pytest.raises(NotReadable, match="shard 0 has no leader"):
+        case.ready(LINEARIZABLE)
+    assert len(hurried) == 2
+
+
 def test_a_record_that_did_not_count_here_ends_the_process(case: Case):
     """Replica and leader read different logs."""
     case.lead(10)

@@ -2,7 +2,10 @@
 
 import pytest
 
+from producers.blocks.background_commits import BlockFailed
 from producers.blocks.block_writer import BlockWriter
+from producers.blocks.core import stream_recovery
+from producers.blocks.core.stream_recovery import MAX_FUTILE_RESUMES
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.datanodes import Datanodes
 from producers.blocks.stream_options import StreamOptions
@@ -35,6 +38,24 @@ def test_only_an_error_of_the_tree_says_what_all_replicas_have(status):
     assert (writer.window.acknowledged, writer.window.sent) == (all_have, all_have)
 
 
+def test_a_stream_that_breaks_again_and_again_goes_on_as_long_as_bytes_get_through(monkeypatch):
+    monkeypatch.setattr(stream_recovery, "PAUSE_MS", 0)
+    writer = writer_that_asks([])
+    error = DatanodeError(stream_errors.NOT_LEADER, "as if", datanode="dn1")
+    cell = memoryview(bytes(CELL_BYTES))
+    for _ in range(2 * MAX_FUTILE_RESUMES):
+        writer.put(cell, keep=True)
+        for packet in writer.window.next_packets():
+            writer.window.on_sent(packet)
+        writer.window.on_acknowledged(writer.window.sent)
+        writer._recover(error)
+    for _ in range(MAX_FUTILE_RESUMES):
+        writer._recover(error)
+    with pytest.raises(BlockFailed):
+        writer._recover(error)
+    assert writer.resumed == 3 * MAX_FUTILE_RESUMES + 1
+
+
 # -- members that moved
 
 
@@ -50,10 +71,12 @@ ERROR = DatanodeError(stream_errors.FAILED, "as if", datanode="dn2")
 
 
 def writer_that_asks(answers: list[PipelineView], failing: set[str] | None = None) -> BlockWriter:
-    location = BlockLocation(container_id=1, local_id=1, offset=0, length=CELL_BYTES, pipeline="pipeline-1")
+    """Make the writer of a block of 100 cells; without ``answers`` it hears nothing new."""
+    location = BlockLocation(container_id=1, local_id=1, offset=0, length=100 * CELL_BYTES, pipeline="pipeline-1")
     return BlockWriter(
-        location, view_of(OLD), Datanodes(), StreamOptions(), failing=failing, look_again=lambda: answers.pop(0)
-    )
+        location, view_of(OLD), Datanodes(), StreamOptions(), failing=failing,
+        look_again=lambda: answers.pop(0) if answers else view_of(OLD),
+    )  # fmt: skip
 
 
 def addresses_of(writer: BlockWriter) -> dict[str, str]:

@@ -11,7 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from producers.blocks import datanode_connection
-from producers.blocks.datanode_connection import DatanodeConnection, _after, _host_and_port, readable
+from producers.blocks.datanode_connection import (
+    SOCKET_BUFFER_BYTES,
+    DatanodeConnection,
+    _after,
+    _host_and_port,
+    readable,
+)
 from producers.errors import UNREACHABLE, DatanodeError
 from schemas import stream_errors
 from schemas.codecs.codec import encode
@@ -83,6 +89,15 @@ def test_whoever_answers_is_known_by_the_name_in_its_hello(listens):
     peer = listens()
     connection = DatanodeConnection(peer.address, OWN)
     assert (connection.datanode, connection.address) == ("dn1", peer.address)
+    connection.close()
+
+
+def test_the_kernel_holds_no_more_for_a_slow_datanode_than_the_limit_says(listens):
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+        limit = other.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    connection = DatanodeConnection(listens().address, OWN)
+    assert connection._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == limit
     connection.close()
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from collections import Counter
 
 import pytest
 
@@ -9,7 +10,9 @@ from producers.bulk.ingest import ingest_contents
 from producers.bulk.listing import SHA256
 from producers.bulk.read_back import read_back
 from producers.bulk.tree_layout import TreeLayout
+from schemas.codecs.codec import decode_as
 from schemas.column_families import INLINE_TABLE
+from schemas.records.messages import AllocateBlock, CommitKey, CreateKey, PutKey, Request
 from tests.support.sdk.datanodes import KIB, World
 
 LAYOUT = TreeLayout(prefix="tree", volumes=1)
@@ -86,7 +89,11 @@ def test_illegal_numbers_are_refused(world, tree, writers):
 
 def test_inline_keys_are_read_once(tmp_path, tree):
     world = World(tmp_path / "world", pipelines=2, inline_bytes=16 * KIB)
-    ingest_contents(world.client, tree, layout=LAYOUT, writers=3)
+    before = len(world.cluster.seen)
+    summary = ingest_contents(world.client, tree, layout=LAYOUT, writers=3)
+    sent = Counter(type(decode_as(Request, value).body) for value in world.cluster.seen[before:])
+    assert (sent[PutKey], sent[CreateKey], sent[CommitKey]) == (3, 2, 2)
+    assert summary.requests == sent.total() - sent[AllocateBlock], "a small file is one request"
     found = read_back(world.client, LAYOUT)
     assert (found.keys, found.inline, found.replicas) == (5, 2, 2 + 3 * 2)
     assert (found.wrong_replicas, found.fewest_replicas) == (0, 3)

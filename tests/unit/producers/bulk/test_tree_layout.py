@@ -75,6 +75,11 @@ def test_an_illegal_prefix_is_refused_by_name(prefix):
         TreeLayout(prefix=prefix)
 
 
+@pytest.mark.parametrize("volumes", [1, MAX_VOLUMES])
+def test_the_least_and_the_greatest_number_of_volumes_are_taken(volumes):
+    assert TreeLayout(volumes=volumes).volumes == volumes
+
+
 @pytest.mark.parametrize("volumes", [0, MAX_VOLUMES + 1])
 def test_an_illegal_number_of_volumes_is_refused(volumes):
     with pytest.raises(ValueError, match=str(volumes)):

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
@@ -243,3 +244,26 @@ def test_a_lookup_whose_connection_breaks_fails(site: DoorSite):
 async def _close_all(site: DoorSite) -> None:
     for connection in list(site.door._connections):
         connection.close()
+
+
+def test_keys_are_listed_by_the_door_in_pages(site: DoorSite):
+    names = [f"dir/{number:03d}" for number in range(7)]
+    for name in [*names, "other"]:
+        site.add_key(name)
+    with Client(nodes=[site.address]) as client:
+        listed = list(client.list_keys("vol1", "bucket1", consistency="session"))
+        assert [info.key for info in listed] == [*names, "other"]
+        assert listed[0] == replace(client.key_info("vol1", "bucket1", "dir/000", consistency="stale").info, blocks=[])
+        assert [info.key for info in client.list_keys("vol1", "bucket1", prefix="dir/", start_after="dir/003")] == [
+            "dir/004", "dir/005", "dir/006",
+        ]  # fmt: skip
+        page = client.reads.keys_page("vol1", "bucket1", prefix="dir/", limit=3, consistency="stale")
+        assert ([info.key for info in page.entries], page.next_after, page.positions) == (names[:3], names[2], {0: 100})
+        page = client.reads.keys_page("vol1", "bucket1", prefix="dir/", start_after=names[3], limit=3)
+        assert ([info.key for info in page.entries], page.next_after) == (names[4:], None)
+        assert list(client.list_keys("vol1", "bucket1", prefix="dir0")) == []
+        with pytest.raises(NotFound, match="bucket /vol1/nowhere does not exist"):
+            list(client.list_keys("vol1", "nowhere"))
+        with pytest.raises(NotFound, match="volume /nowhere does not exist"):
+            list(client.list_keys("nowhere", "nowhere"))
+    assert all(rows.closed == 1 for rows in site.opened)

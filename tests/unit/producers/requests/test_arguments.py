@@ -122,6 +122,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "tracer": (1, "opentelemetry"), "nodes": (None, 1, "127.0.0.1:1", [1], ["h"], ["h:0"]),
     "max_linger_ms": (None, "1", -1, 1001, float("nan")), "connect_timeout_ms": (None, "1", 0),
     "cluster_secret": ("secret", b"secret"), "credentials": ("alice:1", b"secret"), "streams": ({}, 1),
+    "kafka": (1, "SSL", {"acks": "0"}, {"sasl.password": "x"}, {"security.protocol": "TLS"}, {"sasl.username": "x"}),
 }  # fmt: skip
 CASES = [
     (method, argument, value)

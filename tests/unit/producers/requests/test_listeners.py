@@ -119,7 +119,7 @@ def test_that_all_brokers_are_down_is_told_once_in_a_while(caplog):
 def test_finding_nodes_where_nobody_listens_is_told_soon():
     address = free_address()
     with pytest.raises(NotConnected, match=f"nobody listens at {address}"):
-        find_nodes({"bootstrap.servers": address}, 0.2)
+        find_nodes(address, 0.2)
 
 
 def test_what_listens_and_is_no_broker_is_told(listener, caplog, monkeypatch):

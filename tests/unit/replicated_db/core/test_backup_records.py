@@ -30,7 +30,7 @@ from replicated_db.core.backup.manifest import (
     manifest_from,
 )
 from replicated_db.core.backup.new_log import INDEX_GAP, MAX_INDEX, TooManyRestores, new_log
-from replicated_db.core.bootstrap.listing import Content, ListedFile, ListedPosition, Listing
+from replicated_db.core.bootstrap.listing import MAX_NUMBER, Content, ListedFile, ListedPosition, Listing
 from replicated_db.core.log.position import Position
 from replicated_db.core.tables.digests import DigestSlots
 from schemas.codecs.codec import decode
@@ -75,6 +75,15 @@ def test_a_manifest_comes_back_as_it_was_written():
     assert {one.digest for one in made.contents()} == {content(n).digest for n in (1, 110, 114)}
 
 
+def test_files_and_offsets_up_to_the_limits_come_back_too():
+    made = replace(
+        manifest(part(pieces=((0, 10), (10, MAX_NUMBER)))), service_files=(content(7), Content("ab" * 16, 0))
+    )
+    found = manifest_from(made.to_json())
+    assert found == made
+    assert {content(7), Content("ab" * 16, 0)} < found.contents()
+
+
 def test_a_later_version_is_told_apart():
     with pytest.raises(FutureManifest, match=f"version {VERSION + 1}: .* upgrade"):
         manifest_from({**manifest(part()).to_json(), "version": VERSION + 1})
@@ -89,6 +98,11 @@ BROKEN: list[tuple[tuple[Any, ...], Any, str]] = [
     (("shards",), 0, "shards"),
     (("cluster",), "other", "of cluster 'c', not 'other'"),
     (("service",), [], "service"),
+    (("service_files",), [["ab" * 16]], "service_files: a file is digest, size"),
+    (("service_files",), [["xyz", 1]], "service_files: a file is digest, size"),
+    (("service_files",), [[7, 1]], "service_files: a file is digest, size"),
+    (("service_files",), [["ab" * 16, True]], "service_files: a file is digest, size"),
+    (("service_files",), [["ab" * 16, -1]], "service_files: a file is digest, size"),
     (("parts",), {}, "parts"),
     (("parts", 0), 3, r"parts\[0\]"),
     (("parts", 0, "digest"), "zz", r"parts\[0\]: digest"),
@@ -96,6 +110,7 @@ BROKEN: list[tuple[tuple[Any, ...], Any, str]] = [
     (("parts", 0, "members"), [""], r"parts\[0\]: members"),
     (("parts", 0, "log"), [[14, 10, "0" * 32, 3]], r"parts\[0\]: log"),
     (("parts", 0, "log"), [[10, 14, "xyz", 3]], r"parts\[0\]: log"),
+    (("parts", 0, "log"), [[10, MAX_NUMBER + 1, "0" * 32, 3]], r"parts\[0\]: log"),
     (("parts", 0, "log"), [[10, 14, "0" * 32, 3], [15, 20, "0" * 32, 3]], "offset 15 follows 14"),
     (("parts", 0, "log_end"), 99, "it ends at 20, not at 99"),
     (("parts", 0, "listing", "files", 0, 0), "../../etc/passwd", r"parts\[0\]: files"),

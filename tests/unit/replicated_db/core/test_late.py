@@ -103,6 +103,22 @@ def test_requests_are_answered_once_applied_and_lie_in_the_cache():
     assert rows(shard.nodes["n1"].replica) == rows(shard.nodes["n2"].replica)
 
 
+@pytest.mark.parametrize("claims_anew", [False, True])
+def test_answers_that_nobody_has_taken_are_forgotten_when_the_node_claims_anew(claims_anew: bool):
+    shard = LateShard()
+    shard.logged(b"put a 1")
+    shard.append(*shard.leader.seal())
+    assert list(shard.reports())  # they are lost
+    shard.catch_up()
+    late, offset = shard.replica.late, shard.replica.read_offset
+    if claims_anew:
+        shard.lead(shard.node.name, genesis=False)
+        with pytest.raises(KeyError):
+            late.take_answers(offset)
+    else:
+        assert len(late.take_answers(offset)) == 1
+
+
 @pytest.mark.parametrize("before", [[], [b"put a 1"]], ids=["first", "behind another"])
 def test_what_cannot_be_logged_fails_alone(before: list[bytes]):
     """It has no index and no row, and no record is written for it; those before and behind it are."""

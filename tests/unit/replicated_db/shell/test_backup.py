@@ -548,3 +548,27 @@ def test_bytes_that_are_no_log(data: bytes, repository: BackupRepository):
     [piece] = [replace(one, content=content) for one in keep_entries(repository, entries(0, 1), 0, lambda _: None)]
     with pytest.raises(BackupFailed, match=content.digest):
         list(kept_entries(repository, [piece], 0))
+
+
+def test_a_new_name_is_one_that_no_backup_has_while_there_is_room(
+    source: RocksNode, log: Log, telling: Telling, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    back_up(tmp_path / "repository", source, log, telling, "monday", 1)
+    with opened(tmp_path / "repository", cluster=CLUSTER, writes=True) as repository:
+        repository.check_new_name("tuesday")
+        with pytest.raises(BackupFailed, match="there is a backup 'monday' already"):
+            repository.check_new_name("monday")
+        with pytest.raises(BackupFailed, match="is no name of a backup"):
+            repository.check_new_name("../monday")
+        monkeypatch.setattr(repository_module, "MAX_BACKUPS", 1)
+        with pytest.raises(BackupFailed, match="there are 1 backups, as many as may be: prune some"):
+            repository.check_new_name("tuesday")
+
+
+def test_what_the_disk_refuses_is_said_with_the_file(tmp_path: Path):
+    with opened(tmp_path / "repository", cluster=CLUSTER, writes=True) as repository:
+        place = repository.path_of(Content("ab" * 16, 1)).parent
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(b"a file where a folder belongs")
+        with pytest.raises(BackupFailed, match=rf"{place}: (File exists|Not a directory)"):
+            repository.part_of(Content("ab" * 16, 1))

@@ -181,6 +181,22 @@ def test_while_records_flow_the_broker_gathers_them(fetching: Fetching):
     fetching(story, flowing_wait_ms=FOR_EVER_MS)
 
 
+def test_nothing_is_gathered_for_a_while_after_somebody_has_waited(fetching: Fetching):
+    fetching.append(b"a", b"b")
+
+    async def story(fetch: Fetch) -> None:
+        fetch.begin(0)
+        fetch.transport.hurry()
+        await fetch.take(2)
+        assert fetch.asks_for == (IDLE_MIN_BYTES, IDLE_WAIT_MS)
+        fetch.transport._hurries_until_s = 0.0
+        fetching.append(b"c")
+        await fetch.take(1)
+        assert fetch.asks_for == (FLOWING_MIN_BYTES, FOR_EVER_MS)
+
+    fetching(story, flowing_wait_ms=FOR_EVER_MS)
+
+
 def test_a_fetch_without_records_ends_the_gathering(fetching: Fetching):
     fetching.append(b"a")
 

@@ -71,6 +71,17 @@ def test_records_have_the_headers_that_are_given_for_them_and_others_none(broker
     log.close()
 
 
+def test_a_log_that_rests_fetches_nothing_and_reads_on(broker: MemoryBroker, topic: str, log: KafkaLog):
+    broker.append(topic, b"a", b"b", b"c")
+    assert [entry.value for entry in read_all(log, 0, 1)] == [b"a"]
+    consumer = log._reader.consumer
+    assert consumer.assignment() != []
+    log.rest()
+    log.rest()
+    assert consumer.assignment() == []
+    assert [entry.value for entry in read_all(log, 1, 2)] == [b"b", b"c"]
+
+
 def test_another_partition_is_another_log(broker: MemoryBroker, topic: str):
     for partition in (0, 1):
         broker.append(topic, b"partition %d" % partition, partition=partition)

@@ -126,6 +126,21 @@ def test_what_was_taken_before_the_stop_is_answered(story: Story):
     assert len(story.replies) == 3
 
 
+def test_whoever_waits_for_a_tick_waits_for_no_proposal(story: Story):
+    asked: list[Any] = []
+
+    def ask() -> Sequence[Proposal]:
+        asked.append(story.loop.read_index())
+        story.log.holds = True
+        return []
+
+    story.lead(list, ask, story.release)
+    room = LIMITS.max_batch_requests
+    assert story.asked[1:3] == [(room, IDLE_WAIT_S), (room, 0)], "the Tick is in flight the second time"
+    assert asked[0].result(0).offset > 0
+    assert story.woken == 1
+
+
 def test_a_reader_is_answered_by_a_record_that_is_appended_after_its_question(story: Story):
     asked: list[Any] = []
 

@@ -24,6 +24,7 @@ class Log:
         self.low, self.high = 0, len(shard.log.entries)
         self.identity = shard.log.topic_id()
         self.error: Exception | None = None
+        self.rested = 0
 
     def topic_id(self) -> str:
         return self.identity
@@ -36,6 +37,9 @@ class Log:
         if self.error is not None:
             raise self.error
         return self.shard.log.entries[offset : offset + 1]
+
+    def rest(self) -> None:
+        self.rested += 1
 
 
 class Case:

@@ -18,6 +18,9 @@ from stratolog.errors import UsageError
 
 ANOTHER = {
     "bootstrap_servers": "kafka-1:9092,kafka-2:9093",
+    "node_bootstrap_servers": "kafka-1:9094",
+    "kafka": "security.protocol=SSL,client.rack=r1",
+    "secure": "true",
     "cluster": "other",
     "shards": "7",
     "nodes": "a=host-a:1,b=host-b:2",
@@ -355,3 +358,53 @@ def test_a_node_is_open_on_this_machine_alone(tmp_path: Path) -> None:
             config(host)
         assert config(host, auth="signed") == "signed"
         assert config(host, auth_none_anywhere=True) == "none"
+
+
+SCRAM = """
+[kafka]
+security.protocol = "SASL_SSL"
+sasl.username = "alice"
+sasl.password.file = "alice.password"
+"""
+
+
+def test_the_brokers_are_reached_as_the_table_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "alice.password").write_text("secret-4711")
+    (tmp_path / "alice.password").chmod(0o600)
+    settings = settings_of(f'bootstrap_servers = "h:1"\n{SCRAM}', tmp_path, KAFKA_SASL_USERNAME="bob")
+    assert dict(settings.kafka) == {
+        "security.protocol": "SASL_SSL", "sasl.username": "bob", "sasl.password.file": str(tmp_path / "alice.password"),
+    }  # fmt: skip
+    assert settings.connection.servers == "h:1"
+    assert settings.connection.password() == "secret-4711"
+    assert "secret-4711" not in repr(settings) + settings.to_toml() + repr(settings.connection)
+    assert settings.with_values(node_bootstrap_servers="n:2").connection.servers == "n:2"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[kafka]\nsasl.password = 'secret-4711'", "kafka.sasl.password is taken from a file"),
+        ("[kafka]\nacks = '0'", "kafka.acks is no setting that can be given"),
+        ("kafka = 'SSL'", "must be name=value"), ("kafka = 3", "must be a table"),
+    ],
+)  # fmt: skip
+def test_a_wrong_table_of_the_brokers_is_named(text: str, words: str, tmp_path: Path) -> None:
+    said = refusal(text, tmp_path)
+    assert "setting 'kafka'" in said
+    assert words in said
+    assert "secret-4711" not in said
+
+
+def test_a_variable_of_the_brokers_is_named(tmp_path: Path) -> None:
+    assert "STRATOLOG_KAFKA_ACKS" in refusal("", tmp_path, KAFKA_ACKS="0")
+    assert "STRATOLOG_KAFKA_SECURITY_PROTOCOL" in refusal("", tmp_path, KAFKA_SECURITY_PROTOCOL="TLS")
+
+
+def test_what_the_connection_needs_is_told_when_it_is_used(tmp_path: Path) -> None:
+    settings = settings_of(SCRAM, tmp_path)
+    with pytest.raises(UsageError, match=r"setting kafka.sasl.password.file: .*alice.password: No such file"):
+        _ = settings.connection
+    with pytest.raises(UsageError, match=r"needs kafka.sasl.username"):
+        _ = settings_of("[kafka]\nsecurity.protocol = 'SASL_SSL'", tmp_path).connection

@@ -170,7 +170,7 @@ def test_sizes_of_a_bucket_that_nobody_lists_are_refused_in_words(served: Served
 
 
 def test_a_link_holds_the_key_where_no_server_gets_it() -> None:
-    link = operator_link("127.0.0.1:9880", "ab")
+    link = operator_link("http://127.0.0.1:9880/", "ab")
     assert httpx.URL(link).fragment == "operator=ab"
     assert httpx.URL(link).raw_path == b"/"
 

@@ -1,0 +1,176 @@
+"""Whole small blocks, written in one exchange with the datanodes, many of them together (decision 0067).
+
+What belongs here: the shell around :class:`producers.blocks.core.small_batches.SmallBatches`. The rules:
+
+1. Whoever has a whole small block asks :meth:`SmallBlocks.write`, which waits and returns the entry that committed the
+   block once every member has applied and verified it. It returns None for anything else: then the caller writes
+   the block as a stream, which begins anew. Both may be done to one block: all requests may be repeated.
+2. A batch is one WriteBlocks to its root, on one of the client's kept connections, by one of MAX_SENDERS threads that all
+   keys of the client share. A thread that waits for its block may leave at any time; its block goes on.
+3. The root is the nearest member, and among equally near ones the one that led last.
+4. The answer names the members whose watch is satisfied. If that is not all of them, the block goes rule 1's other
+   way, where the client asks each member itself, and a majority will do after a time-out.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+
+from producers.blocks.core.small_batches import SmallBatches
+from producers.blocks.core.topology import Shape, nearest_first, spanning_tree
+from producers.blocks.datanode_directory import PipelineView
+from producers.blocks.datanodes import Datanodes
+from producers.blocks.stream_options import StreamOptions
+from producers.errors import DatanodeError
+from schemas.codecs.codec import encode
+from schemas.records.datanode import Member, OpenBlocks, WholeBlock, WriteBlocks
+from schemas.records.packets import CELL_BYTES
+from schemas.records.rows import BlockLocation
+from schemas.stream_errors import BAD_FRAME
+
+MAX_SENDERS = 8
+"""Threads of one client that write small blocks."""
+LOOK_S = 0.25
+"""How often a thread that waits for its block looks whether it should go on waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallWay:
+    """How a block travels; blocks of one way go together."""
+
+    partition: int
+    addresses: tuple[tuple[str, str], ...]
+    """Name and address of each member."""
+    members: tuple[Member, ...] = field(compare=False)
+    rack: str
+    topology: Shape
+    watch_timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingBlock:
+    """A block that waits, with its bytes; ``done`` gets the index of its entry, or None."""
+
+    block: WholeBlock
+    data: Sequence[bytes | bytearray | memoryview]
+    done: Future[int | None]
+
+    @property
+    def length(self) -> int:
+        """Bytes of the block."""
+        return self.block.length
+
+
+class SmallBlocks:
+    """The small blocks of one client; for many threads."""
+
+    def __init__(self, datanodes: Datanodes) -> None:
+        self._datanodes = datanodes
+        self._lock = threading.Lock()
+        self._batches: SmallBatches[WaitingBlock] = SmallBatches()
+        self._senders = ThreadPoolExecutor(MAX_SENDERS, thread_name_prefix="stratolog-small")
+        self._leaders: dict[int, str] = {}
+        """The member that led a pipeline last, by its partition."""
+        self.written = 0
+        """Blocks that were written so."""
+        self.batches = 0
+        """Exchanges that were begun."""
+
+    def write(
+        self, location: BlockLocation, pipeline: PipelineView, data: Sequence[bytes | bytearray | memoryview],
+        checksums: bytes, options: StreamOptions, still: Callable[[object], None],
+    ) -> int | None:  # fmt: skip
+        """Write a whole block; return the index of the entry that committed it, None if that did not go well.
+
+        ``still`` is called while it is waited for, and may raise to end the wait.
+        """
+        length = sum(map(len, data))
+        block = WholeBlock(
+            container_id=location.container_id, local_id=location.local_id, length=length, checksums=checksums
+        )
+        way = SmallWay(
+            partition=pipeline.partition, addresses=tuple((one.datanode, one.address) for one in pipeline.members),
+            members=pipeline.members, rack=options.rack, topology=options.topology,
+            watch_timeout_ms=options.watch_timeout_ms,
+        )  # fmt: skip
+        waiting = WaitingBlock(block, data, Future())
+        with self._lock:
+            if not self._batches.takes(way, time.monotonic()):
+                return None
+            self._batches.add(way, waiting)
+            batch = self._batches.next_batch(way)
+        if batch and not self._begin(way, batch):
+            return None
+        while True:
+            try:
+                return waiting.done.result(LOOK_S)
+            except FutureTimeout:
+                still(f"block {location.container_id}/{location.local_id} is being written on {pipeline.pipeline}")
+
+    def _begin(self, way: SmallWay, batch: Sequence[WaitingBlock]) -> bool:
+        """Have a thread send a batch; return False if there is none any more: the client is being closed."""
+        try:
+            self._senders.submit(self._send_all, way, batch)
+        except RuntimeError:
+            self._fail(way, batch)
+            return False
+        return True
+
+    def _send_all(self, way: SmallWay, batch: Sequence[WaitingBlock]) -> None:
+        """Send a batch, and what has gathered behind it."""
+        while batch:
+            try:
+                self._send(way, batch)
+            except DatanodeError:
+                self._fail(way, batch)
+                return
+            except BaseException:
+                self._fail(way, batch)
+                raise
+            with self._lock:
+                self._batches.on_ended(way)
+                batch = self._batches.next_batch(way)
+
+    def _fail(self, way: SmallWay, batch: Sequence[WaitingBlock]) -> None:
+        with self._lock:
+            waiting = self._batches.on_failed(way, time.monotonic())
+        for block in (*batch, *waiting):
+            if not block.done.done():
+                block.done.set_result(None)
+
+    def _send(self, way: SmallWay, batch: Sequence[WaitingBlock]) -> None:
+        """Carry out one exchange; raises DatanodeError if it fails as a whole."""
+        root = self._root(way)
+        opening = OpenBlocks(
+            partition=way.partition, bytes_per_checksum=CELL_BYTES, watch_timeout_ms=way.watch_timeout_ms,
+            blocks=[one.block for one in batch], routes=spanning_tree(way.members, root.datanode, way.topology),
+        )  # fmt: skip
+        request = WriteBlocks(opening=encode(opening), data=b"".join(part for one in batch for part in one.data))
+        self.batches += 1
+        answer = self._datanodes.ask_small(root, request)
+        if len(answer.outcomes) != len(batch):
+            said = f"{len(answer.outcomes)} outcomes of {len(batch)} blocks"
+            raise DatanodeError(BAD_FRAME, said, datanode=root.datanode, doing="WriteBlocks")
+        with self._lock:
+            self._leaders[way.partition] = answer.leader
+        whole = {member.datanode for member in way.members} <= set(answer.watched)
+        for one, outcome in zip(batch, answer.outcomes, strict=True):
+            good = whole and not outcome.code and outcome.bcs_id > 0
+            self.written += good
+            one.done.set_result(outcome.bcs_id if good else None)
+
+    def _root(self, way: SmallWay) -> Member:
+        members = nearest_first(random.sample(way.members, len(way.members)), way.rack)
+        leader = self._leaders.get(way.partition, "")
+        near = [member for member in members if member.rack == members[0].rack]
+        return next((member for member in near if member.datanode == leader), members[0])
+
+    def close(self) -> None:
+        """Take no more blocks; what is under way ends."""
+        self._senders.shutdown(wait=False)

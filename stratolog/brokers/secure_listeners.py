@@ -1,0 +1,71 @@
+"""A broker's settings that make it know who asks.
+
+Three listeners, all with TLS::
+
+    USERS        SASL_SSL: users, with SCRAM-SHA-512; their passwords are kept by the controllers, salted and hashed
+    NODES        SSL with certificates of clients: brokers, nodes, datanodes, the audit, operators
+    CONTROLLER   the same, for the brokers among themselves
+
+Keys and certificates are PEM files as the cluster's authority makes them. No password is needed for any of this, and
+none is on any command line: users are made later, over NODES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.kafka.access import RULES_OF_NAMES, super_users
+from schemas.kafka.connection import SCRAM
+
+USERS = "USERS"
+NODES = "NODES"
+CONTROLLER = "CONTROLLER"
+OPERATOR = "operator"
+"""Name of the administrator as whom the local stack's commands ask."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerIdentity:
+    """What a broker proves itself by: its key and certificate in one file, and its authority's certificate."""
+
+    name: str
+    key_store: Path
+    trust_store: Path
+
+
+def listener_properties(
+    own: BrokerIdentity, brokers: tuple[str, ...], *, users: str, nodes: str, controller: str
+) -> Mapping[str, str]:
+    """Return a broker's settings; ``users``, ``nodes`` and ``controller`` are where it listens, ``host:port``."""
+    certified = {
+        name: value
+        for listener in (NODES, CONTROLLER)
+        for name, value in {
+            f"listener.name.{listener.lower()}.ssl.client.auth": "required",
+            f"listener.name.{listener.lower()}.ssl.principal.mapping.rules": RULES_OF_NAMES,
+        }.items()
+    }
+    return {
+        "listeners": f"{USERS}://{users},{NODES}://{nodes},{CONTROLLER}://{controller}",
+        "advertised.listeners": f"{USERS}://{users},{NODES}://{nodes}",
+        "listener.security.protocol.map": f"{USERS}:SASL_SSL,{NODES}:SSL,{CONTROLLER}:SSL",
+        "controller.listener.names": CONTROLLER,
+        "inter.broker.listener.name": NODES,
+        "sasl.enabled.mechanisms": SCRAM,
+        f"listener.name.{USERS.lower()}.sasl.enabled.mechanisms": SCRAM,
+        f"listener.name.{USERS.lower()}.ssl.client.auth": "none",
+        f"listener.name.{USERS.lower()}.{SCRAM.lower()}.sasl.jaas.config": (
+            "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+        ),
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(own.key_store),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(own.trust_store),
+        "ssl.endpoint.identification.algorithm": "https",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "false",
+        "super.users": super_users(OPERATOR, brokers),
+        **certified,
+    }

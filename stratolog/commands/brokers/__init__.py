@@ -1,0 +1,1 @@
+"""``stratolog admin kafka-user``: users who log in to the brokers."""

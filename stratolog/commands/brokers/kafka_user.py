@@ -1,0 +1,102 @@
+"""``admin kafka-user add|rotate|remove|list``: users who log in to the brokers of a secure cluster with a password.
+
+A password is made here, goes to the brokers over TLS and into a file that its owner alone may read; it is never shown.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schemas.kafka.access import KafkaPrincipal
+from schemas.topics import OM_RESPONSES
+from stratolog.brokers.access_rules import are_acls_kept, ensure_access
+from stratolog.brokers.admission import admin_of
+from stratolog.brokers.identities import password_file
+from stratolog.brokers.kafka_users import add_user, check_name, remove_user, set_password, users
+from stratolog.cluster.reach import check_brokers
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
+from stratolog.commands.common.output import console, print_json
+from stratolog.configuration.settings import Settings
+from stratolog.errors import UsageError
+from stratolog.local.stack import topic_plan
+
+NameArgument = Annotated[str, typer.Argument(help="The user: letters, digits and '-'.")]
+FileOption = Annotated[
+    Path | None, typer.Option("--password-file", help="Where the password goes. By default: kafka-users/NAME.password.")
+]
+
+
+def register(group: typer.Typer) -> None:
+    """Add the commands."""
+    own = typer.Typer(no_args_is_help=True, help="Users who log in to the brokers of a secure cluster.")
+    own.command("add")(add)
+    own.command("rotate")(rotate)
+    own.command("remove")(remove)
+    own.command("list")(list_)
+    group.add_typer(own, name="kafka-user")
+
+
+def add(
+    context: typer.Context, name: NameArgument, *, file: FileOption = None, as_json: JsonOption = False
+) -> None:  # fmt: skip
+    """Make a user: a password in a file, the right to send requests, a topic for responses that nobody else reads."""
+    settings = _secure(context)
+    path = file or password_file(settings.data_dir, check_name(name))
+    plan = topic_plan(settings)
+    made = add_user(
+        admin_of(settings.connection), name, path, plan.topics()[OM_RESPONSES].settings, plan.replication_factor
+    )
+    _say(f"user {name} {'is made' if made else 'is there already'}; the password is in {path}",
+         {"user": name, "made": made, "password_file": str(path)}, as_json=as_json)  # fmt: skip
+
+
+def rotate(
+    context: typer.Context, name: NameArgument, *, file: FileOption = None, as_json: JsonOption = False
+) -> None:  # fmt: skip
+    """Give a user a new password, in the same file. Open connections stay; who is refused reads the file again."""
+    settings = _secure(context)
+    admin = admin_of(settings.connection)
+    if name not in users(admin):
+        raise UsageError(f"no user {name!r}: 'stratolog admin kafka-user add {name}' makes one")
+    path = file or password_file(settings.data_dir, check_name(name))
+    set_password(admin, name, path)
+    ensure_access(admin, [(KafkaPrincipal.USER, name)])
+    _say(f"user {name} has a new password, in {path}", {"user": name, "password_file": str(path)}, as_json=as_json)
+
+
+def remove(
+    context: typer.Context, name: NameArgument, *, file: FileOption = None, as_json: JsonOption = False
+) -> None:  # fmt: skip
+    """Remove a user, with his rights, his password's file and his responses. Open connections lose their rights."""
+    settings = _secure(context)
+    path = file or password_file(settings.data_dir, check_name(name))
+    was_there = remove_user(admin_of(settings.connection), name, path)
+    _say(f"user {name} {'is removed' if was_there else 'was not there'}",
+         {"user": name, "removed": was_there}, as_json=as_json)  # fmt: skip
+
+
+def list_(context: typer.Context, *, as_json: JsonOption = False) -> None:
+    """Show the users who have a password."""
+    found = users(admin_of(_secure(context).connection))
+    _say("\n".join(found) or "no users", {"users": found}, as_json=as_json)
+
+
+def _secure(context: typer.Context) -> Settings:
+    settings = connected_settings_of(context)
+    check_brokers(settings)
+    if not settings.connection.has_tls or not are_acls_kept(admin_of(settings.connection)):
+        raise UsageError(
+            f"the brokers at {settings.bootstrap_servers} ask nobody who he is: 'stratolog up --secure' starts a stack "
+            "whose brokers do"
+        )
+    return settings
+
+
+def _say(text: str, values: dict[str, object], *, as_json: bool) -> None:
+    if as_json:
+        print_json(values)
+    else:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)

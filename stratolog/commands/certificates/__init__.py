@@ -1,0 +1,1 @@
+"""``stratolog admin certificate``: certificates of clients and processes of a secure cluster."""

@@ -1,0 +1,96 @@
+"""Files that nobody but their owner may read, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from stratolog.errors import UsageError
+
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+MAX_FILE_BYTES = 1024 * 1024
+"""A longer file is none of ours."""
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder for its owner alone; raises UsageError if there is one that others may enter, or it cannot be."""
+    try:
+        path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be made: {error.strerror}") from error
+    if mode & 0o077:
+        raise UsageError(f"{path} may be entered by others (mode {mode:04o}): 'chmod 700 {path}'")
+
+
+def read_private(path: Path) -> bytes | None:
+    """Return what is in a file, None if there is none; raises UsageError if it cannot be read, or others may."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise UsageError(f"{path} is no file")
+        if found.st_mode & 0o077:
+            raise UsageError(
+                f"{path} may be read by others (mode {stat.S_IMODE(found.st_mode):04o}): 'chmod 600 {path}'"
+            )
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise UsageError(f"{path} has more than {MAX_FILE_BYTES} bytes: it is none of ours")
+    return content
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Put ``content`` into a file, synced: a reader sees the old one or the new one whole. Raises UsageError."""
+    scratch = _scratch(path, content)
+    try:
+        os.replace(scratch, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def make_private(path: Path, content: bytes) -> bool:
+    """Make a file that is not there; return whether this call made it. Of two at once the first one's stays."""
+    scratch = _scratch(path, content)
+    try:
+        os.link(scratch, path)
+        _sync_folder(path.parent)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise UsageError(f"{path} cannot be made: {error.strerror}") from error
+    finally:
+        scratch.unlink(missing_ok=True)
+    return True
+
+
+def _scratch(path: Path, content: bytes) -> Path:
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    return scratch
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,345 @@
+"""A secure stack on a real broker: who is let in, who may do what, with which words all others are refused."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import NewTopic
+
+from om_processors.fleet.datanode_client import DatanodeFailed, ask
+from producers import Client
+from producers.errors import NotConnected
+from schemas.records.datanode import ClosePipeline
+from schemas.security.certificates import PeerIdentity, Role
+from schemas.security.tls import ProcessTls, TlsFiles
+from spark_streaming.verdicts.core.words import EQUAL
+from stratolog.brokers.access_rules import are_acls_kept
+from stratolog.brokers.admission import admin_of
+from stratolog.brokers.identities import member_options
+from stratolog.brokers.kafka_users import users
+from stratolog.cluster.verdicts import VerdictReader
+from stratolog.errors import UsageError
+from stratolog.local import stack, state
+from stratolog.security.authority import open_authority
+from tests.support.local.secure_stack import SecureStack, read_error, write_error
+
+pytestmark = pytest.mark.integration
+
+DENIED = KafkaError.TOPIC_AUTHORIZATION_FAILED
+REFUSED_WITHIN_S = 15.0
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureStack]:
+    found = SecureStack.start(tmp_path_factory.mktemp("secure"))
+    yield found
+    found.close()
+
+
+def code_of(error: KafkaError | None) -> int | None:
+    return None if error is None else error.code()
+
+
+def test_a_user_writes_a_key_and_reads_it(secure):
+    with Client(secure.servers, kafka=secure.user("alice"), tls=secure.tls("alice"), deadline_ms=60_000) as client:
+        client.create_volume("vol1")
+        client.create_bucket("vol1", "bucket1")
+        for name, size in (("small", 100), ("large", 300_000)):
+            content = os.urandom(size)
+            with client.open(f"/vol1/bucket1/{name}", "wb") as file:
+                file.write(content)
+            with client.open(f"/vol1/bucket1/{name}") as file:
+                assert file.read() == content
+
+
+def test_a_user_writes_requests_and_reads_his_own_responses_alone(secure):
+    alice = secure.as_user("alice")
+    written = ("om.log", "om.responses", "om.responses.alice", "om.responses.bob", "om.audit", "om.verdicts", "dn.log",
+               "dn.heartbeats", "dn.audit", "om.requests.rejected")  # fmt: skip
+    assert {topic: code_of(write_error(alice, topic)) for topic in written} == dict.fromkeys(written, DENIED)
+    read = ("om.log", "om.requests", "om.responses", "om.responses.bob", "om.audit", "dn.log", "om.verdicts")
+    assert {topic: code_of(read_error(alice, topic)) for topic in read} == dict.fromkeys(read, DENIED)
+    assert read_error(alice, "om.responses.alice") is None
+
+
+def test_members_write_their_own_logs_alone(secure):
+    om1, dn1 = secure.as_member(Role.OM, "om1"), secure.as_member(Role.DATANODE, "dn1")
+    audit = secure.as_member(Role.AUDIT, "audit")
+    assert code_of(write_error(om1, "dn.log")) == DENIED
+    assert code_of(write_error(om1, "om.verdicts")) == DENIED
+    for topic in ("om.log", "om.requests", "om.responses", "om.audit"):
+        assert code_of(write_error(dn1, topic)) == DENIED
+    for topic in ("om.log", "dn.log", "om.audit", "dn.audit", "om.requests"):
+        assert code_of(write_error(audit, topic)) == DENIED
+    # A name that nobody was let in with may do nothing, whatever its role.
+    assert code_of(write_error(secure.as_member(Role.OM, "om9"), "om.log")) == DENIED
+    assert code_of(read_error(secure.as_member(Role.CLIENT, "mallory"), "om.responses.alice")) == DENIED
+
+
+def test_a_user_changes_no_topics_rights_or_users(secure):
+    admin = admin_of(secure.as_user("alice"))
+    with pytest.raises(KafkaException, match="uthorization"):
+        admin.create_topics([NewTopic("mine", 1, 1)], request_timeout=10)["mine"].result()
+    with pytest.raises(Exception, match="uthorization"):
+        users(admin)
+    with pytest.raises(Exception, match="uthorization"):
+        are_acls_kept(admin)
+
+
+def refusal(servers: str, kafka: Mapping[str, object] | None) -> str:
+    begun_s = time.monotonic()
+    with pytest.raises(NotConnected) as caught:
+        Client(servers, kafka=kafka, connect_timeout_ms=8_000)
+    assert time.monotonic() - begun_s < REFUSED_WITHIN_S
+    return str(caught.value)
+
+
+def test_who_does_not_prove_himself_is_told_what_is_wrong(secure, tmp_path):
+    alice = dict(secure.user("alice"))
+    foreign = open_authority(tmp_path / "foreign", cluster="other", now_s=int(time.time()))
+    wrong = tmp_path / "wrong.password"
+    wrong.write_text("no password of anybody")
+    wrong.chmod(0o600)
+    assert "kafka.security.protocol is PLAINTEXT: perhaps the brokers want TLS" in refusal(secure.servers, None)
+    said = refusal(secure.servers, alice | {"sasl.password.file": str(wrong)})
+    assert "user 'alice' was refused" in said
+    assert "kafka.sasl.password.file" in said
+    assert "no password of anybody" not in said
+    said = refusal(secure.servers, alice | {"ssl.ca.location": str(foreign.ca_file)})
+    assert "kafka.ssl.ca.location" in said
+    said = refusal(secure.servers, alice | {"sasl.username": "nobody"})
+    assert "user 'nobody' was refused" in said
+    tls_alone = {"security.protocol": "SSL", "ssl.ca.location": alice["ssl.ca.location"]}
+    assert "SSL" in refusal(secure.servers, tls_alone)
+    assert refusal(secure.node_servers, tls_alone)
+
+
+def test_a_certificate_of_another_authority_is_refused(secure, tmp_path):
+    foreign = open_authority(tmp_path / "foreign", cluster="other", now_s=int(time.time()))
+    options = dict(member_options(foreign, Role.OM, "om1"))
+    assert refusal(secure.node_servers, options | {"ssl.ca.location": str(secure.authority.ca_file)})
+
+
+def test_commands_reach_a_secure_stack(secure):
+    for words in (("status",), ("topics", "ensure"), ("admin", "kafka-user", "list"), ("sh", "volume", "list")):
+        done = secure.stratolog(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+    again = secure.stratolog("admin", "kafka-user", "add", "alice")
+    assert "is there already" in again.stdout
+
+
+def test_a_running_stack_does_not_become_open(secure):
+    with pytest.raises(UsageError, match="'stratolog down' first"):
+        stack.up(replace(secure.settings, secure=False), detached=False)
+
+
+def test_no_secret_is_anywhere_but_in_its_file(secure):
+    done = secure.stratolog("admin", "kafka-user", "add", "carol")
+    assert done.returncode == 0, done.stderr
+    folder = secure.settings.data_dir
+    secrets = [secure.password_file(name).read_text() for name in ("alice", "bob", "carol")]
+    for path in folder.glob("authority/**/*.pem"):
+        text = path.read_text()
+        if "PRIVATE KEY" in text:
+            secrets.append(text.splitlines()[1])
+    assert len(secrets) >= 10
+    own = (folder / "kafka-users", folder / "authority")
+    looked = 0
+    for path in [one for one in folder.rglob("*") if one.is_file() and not one.is_relative_to(own[0])]:
+        if path.is_relative_to(own[1]):
+            assert path.stat().st_mode & 0o077 == 0, path
+            continue
+        content = path.read_bytes()
+        assert not [one for one in secrets if one.encode() in content], path
+        looked += 1
+    assert looked > 20
+    for process in [one for one in Path("/proc").iterdir() if one.name.isdecimal()]:
+        for what in ("cmdline", "environ"):
+            try:
+                content = (process / what).read_bytes()
+            except OSError:
+                continue
+            assert not [one for one in secrets if one.encode() in content], f"{process}/{what}"
+    verify = ProcessTls(secure.tls("prometheus")).client()
+    metrics = httpx.get(f"https://{secure.settings.nodes[0].address}/metrics", trust_env=False, verify=verify)
+    assert metrics.status_code == 200
+    assert not [one for one in secrets if one in metrics.text + done.stdout + done.stderr]
+    for path in own:
+        assert path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_removed_user_is_refused(secure):
+    assert secure.stratolog("admin", "kafka-user", "add", "dave").returncode == 0
+    kept = secure.password_file("dave").read_text()
+    dave = secure.user("dave")
+    with Client(secure.servers, kafka=dave, tls=secure.tls("dave")) as client:
+        client.create_volume("volume-of-dave")
+    assert secure.stratolog("admin", "kafka-user", "remove", "dave").returncode == 0
+    assert not secure.password_file("dave").exists()
+    secure.password_file("dave").write_text(kept)
+    secure.password_file("dave").chmod(0o600)
+    assert "user 'dave' was refused" in refusal(secure.servers, dict(dave))
+
+
+def test_a_user_reaches_nodes_and_datanodes_in_tls_alone(secure):
+    nodes = [node.address for node in secure.settings.nodes]
+    with Client(nodes=nodes, tls=secure.tls("alice"), deadline_ms=60_000) as client:
+        client.create_volume("straight")
+        client.create_bucket("straight", "bucket1")
+        content = os.urandom(400_000)
+        with client.open("/straight/bucket1/key", "wb") as file:
+            file.write(content)
+        with client.open("/straight/bucket1/key") as file:
+            assert file.read() == content
+    with pytest.raises(NotConnected):
+        Client(nodes=nodes, connect_timeout_ms=2_000)
+    nobody = TlsFiles(ca=secure.authority.ca_file)
+    with pytest.raises(NotConnected, match="HTTP 403"):
+        Client(nodes=nodes, tls=nobody, connect_timeout_ms=3_000)
+
+
+def test_datanodes_are_administered_by_nodes_alone(secure):
+    datanode = secure.settings.datanodes[0]
+    close = ClosePipeline(partition=0, generation=1)
+    for name, role in (("alice", Role.CLIENT), ("dn2", Role.DATANODE), ("operator", Role.ADMIN)):
+        tls = ProcessTls(secure.tls(name, role))
+        with pytest.raises(DatanodeFailed, match="PERMISSION_DENIED"):
+            ask(datanode.address, close, own=name, cluster=secure.settings.cluster, datanode="dn1", tls=tls)
+    with pytest.raises(DatanodeFailed, match=r"(?i)ssl|reset|closed"):
+        ask(datanode.address, close, own="om1", cluster=secure.settings.cluster)
+
+
+def listening(secure: SecureStack) -> list[tuple[str, str, int]]:
+    """Return member, address and port of every socket that a process of the stack, or a child of it, listens on."""
+    found = state.read_state(secure.settings.data_dir)
+    assert found is not None
+    ports = []
+    for member in found.members:
+        process = psutil.Process(member.process.pid)
+        for one in (process, *process.children(recursive=True)):
+            ports += [(member.name, each.laddr.ip, each.laddr.port) for each in one.net_connections("tcp")
+                      if each.status == psutil.CONN_LISTEN]  # fmt: skip
+    return ports
+
+
+def said(sock: socket.socket) -> bytes:
+    """Return what a peer says to a stranger's question, until it is silent or gone."""
+    sock.settimeout(2)
+    heard = b""
+    try:
+        sock.sendall(b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        while piece := sock.recv(65536):
+            heard += piece
+    except OSError:
+        pass
+    return heard
+
+
+def test_every_port_refuses_a_stranger(secure):
+    context = ssl.create_default_context(cafile=secure.authority.ca_file)
+    ports = listening(secure)
+    assert {name for name, _, _ in ports} == {"broker-1", "om1", "dn1", "dn2", "dn3"}
+    assert len(ports) >= 10
+    for name, host, port in ports:
+        reached = "127.0.0.1" if host in ("0.0.0.0", "::") else host.removeprefix("::ffff:")
+        with socket.create_connection((reached, port), 5) as sock:
+            plain = said(sock)
+        # No answer of HTTP, no HELLO of a datanode: an alert of TLS, or nothing.
+        assert len(plain) <= 7, (name, port, plain)
+        with socket.create_connection((reached, port), 5) as sock:
+            try:
+                with context.wrap_socket(sock, server_hostname="127.0.0.1") as tls:
+                    heard = said(tls)
+            except OSError:
+                heard = b""
+        assert not heard or heard.startswith(b"HTTP/1.1 403"), (name, port, heard[:200])
+
+
+def test_certificates_are_renewed_while_requests_go_on(secure):
+    """Another host in a certificate has it made anew; connections from then on show it, and nothing is refused."""
+    address = secure.settings.nodes[0].address
+    host, _, port = address.partition(":")
+
+    def end_of_certificate(at: int) -> object:
+        context = ProcessTls(secure.tls("alice")).client()
+        with socket.create_connection((host, at), 5) as sock, context.wrap_socket(sock, server_hostname=host) as tls:
+            shown = tls.getpeercert()
+            assert shown is not None
+            return shown["serialNumber"]
+
+    ports = [int(port), secure.settings.datanodes[0].port, secure.settings.datanodes[0].http_port]
+    before = [end_of_certificate(one) for one in ports]
+    with Client(secure.servers, kafka=secure.user("alice"), tls=secure.tls("alice"), deadline_ms=60_000) as client:
+        client.create_volume("renewed")
+        client.create_bucket("renewed", "bucket1")
+        for number, holder in enumerate([("om1", Role.OM), *((f"dn{n}", Role.DATANODE) for n in (1, 2, 3))]):
+            made = secure.authority.certify(
+                PeerIdentity(name=holder[0], role=holder[1]), [f"renewed-{number}.example"], now_s=int(time.time())
+            )
+            assert made.reason is not None
+            with client.open(f"/renewed/bucket1/{number}", "wb") as file:
+                file.write(os.urandom(200_000))
+            assert client.key_info("renewed", "bucket1", str(number)).info.size == 200_000
+    after = [end_of_certificate(one) for one in ports]
+    assert not set(before) & set(after)
+
+
+@pytest.mark.slow
+def test_a_password_is_changed_under_load_and_the_broker_restarts(secure):
+    """Open connections stay; when they break, the client reads its password anew, and no call fails."""
+    failures: list[BaseException] = []
+    done = threading.Event()
+    count = 0
+
+    def load(client: Client) -> None:
+        nonlocal count
+        while not done.is_set():
+            try:
+                client.create_volume(f"rotated-{count}")
+                count += 1
+            except BaseException as error:
+                failures.append(error)
+                return
+
+    with Client(secure.servers, kafka=secure.user("bob"), tls=secure.tls("bob"), deadline_ms=120_000) as client:
+        thread = threading.Thread(target=load, args=(client,))
+        thread.start()
+        old = secure.password_file("bob").read_text()
+        for _ in range(3):
+            assert secure.stratolog("admin", "kafka-user", "rotate", "bob").returncode == 0
+            assert secure.password_file("bob").read_text() != old
+            time.sleep(1)
+        before = count
+        secure.member("broker-1").process.kill()
+        stack.up(secure.settings, detached=False)
+        deadline_s = time.monotonic() + 90
+        while count < before + 20 and not failures and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+        done.set()
+        thread.join(130)
+    assert failures == []
+    assert count >= before + 20
+
+
+@pytest.mark.slow
+def test_the_audit_runs_as_a_principal_of_its_own(secure):
+    once = secure.stratolog("audit", "--once")
+    assert once.returncode == 0, once.stdout + once.stderr
+    settings = stack.up(secure.settings.with_values(audit=True), detached=False)
+    with VerdictReader(settings.connection) as reader:
+        for verdicts in reader.until(time.monotonic() + 120):
+            if [one for one in verdicts if one.verdict == EQUAL]:
+                break
+        else:
+            pytest.fail("the audit of a secure stack has said nothing in two minutes")

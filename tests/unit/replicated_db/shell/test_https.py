@@ -1,0 +1,206 @@
+"""HTTP servers in TLS: who is heard, who may change something, and how our clients of them refuse what is not theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+
+from producers.direct.core.link_talk import LinkFailed
+from producers.direct.node_link import NodeLink
+from producers.errors import InvalidArgument, NotConnected
+from producers.reads.node_addresses import NodeAddresses
+from producers.reads.reads import Reads
+from replicated_db.shell.trimming.member_calls import MemberCalls
+from replicated_db.shell.web.http_guard import HttpGuard
+from schemas.security.certificates import AN_OM, Role
+from schemas.security.tls import ProcessTls, TlsFiles
+from tests.support.local.secret import SECRET
+from tests.support.security.certified import Certified
+
+DAY_S = 86_400
+
+
+class Server:
+    """One HTTP server behind the guard, in TLS or in clear."""
+
+    def __init__(self, tls: ProcessTls | None) -> None:
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.address = asyncio.run_coroutine_threadsafe(self._start(tls), self.loop).result(10)
+
+    async def _start(self, tls: ProcessTls | None) -> str:
+        app = web.Application(middlewares=[HttpGuard(SECRET, secure=tls is not None).middleware()])
+        app.router.add_route("*", "/{any:.*}", self._answer)
+        self.runner = web.AppRunner(app, access_log=None)
+        await self.runner.setup()
+        context = None if tls is None else tls.server(needs_certificate=False)
+        site = web.TCPSite(self.runner, "127.0.0.1", 0, ssl_context=context)
+        await site.start()
+        server: Any = site._server
+        return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def _answer(self, _: web.Request) -> web.Response:
+        return web.json_response({"info": {}, "path": "ok"})
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.runner.cleanup(), self.loop).result(10)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Certified:
+    return Certified(tmp_path / "authority")
+
+
+@pytest.fixture
+def server(site: Certified) -> Iterator[Server]:
+    found = Server(site.tls("om1", Role.OM))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def plain() -> Iterator[Server]:
+    found = Server(None)
+    yield found
+    found.close()
+
+
+def client(tls: ProcessTls) -> httpx.Client:
+    return httpx.Client(verify=tls.client(AN_OM), trust_env=False)
+
+
+def without_certificate(site: Certified) -> ProcessTls:
+    return ProcessTls(TlsFiles(ca=site.authority.ca_file))
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_certificate_reads_and_that_of_an_administrator_changes(site: Certified, server: Server, role: Role):
+    with client(site.tls("x", role)) as http:
+        assert http.get(f"https://{server.address}/status").status_code == 200
+        may = role in {Role.OM, Role.ADMIN, Role.DASHBOARD}
+        assert http.post(f"https://{server.address}/v1/x").status_code == (200 if may else 403)
+        assert http.post(f"https://{server.address}/v1/x", auth=SECRET.sign).status_code == 200
+        assert http.post(f"https://{server.address}/v1/x", headers={"Origin": "https://evil"}).status_code == 403
+
+
+def test_nobody_is_anonymous_but_the_secret_will_do(site: Certified, server: Server):
+    with client(without_certificate(site)) as http:
+        for method in ("GET", "HEAD", "OPTIONS", "POST", "DELETE"):
+            assert http.request(method, f"https://{server.address}/v1/shards/0/read-index").status_code == 403
+        answer = http.get(f"https://{server.address}/metrics")
+        assert "answers nobody whom it does not know" in answer.json()["message"]
+        assert http.get(f"https://{server.address}/metrics", auth=SECRET.sign).status_code == 200
+        assert http.post(f"https://{server.address}/v1/x", auth=SECRET.sign).status_code == 200
+
+
+def test_foreign_and_expired_certificates_are_no_certificates(site: Certified, server: Server, tmp_path: Path):
+    foreign = Certified(tmp_path / "other").files("root", Role.ADMIN).certificate
+    late = site.files("late", Role.ADMIN, now_s=int(time.time()) - 31 * DAY_S).certificate
+    for certificate in (foreign, late):
+        with client(ProcessTls(TlsFiles(ca=site.authority.ca_file, certificate=certificate))) as http:
+            with pytest.raises(httpx.TransportError):
+                http.get(f"https://{server.address}/status").raise_for_status()
+
+
+def test_plain_http_gets_no_answer_from_a_tls_server(server: Server):
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://{server.address}/status", trust_env=False)
+
+
+def test_reads_speak_tls_and_refuse_the_rest(site: Certified, server: Server, plain: Server):
+    tls = site.tls("me", Role.CLIENT)
+    reads = Reads([server.address], deadline_ms=3_000, tls=tls)
+    assert reads.get("/status", {}, "stale")["path"] == "ok"
+    reads.close()
+    datanode = Server(site.tls("dn1", Role.DATANODE))
+    for address, why in ((plain.address, "(?i)ssl|record"), (datanode.address, "is that of datanode dn1, not of om")):
+        reads = Reads([address], deadline_ms=300, tls=tls)
+        with pytest.raises(NotConnected, match=why):
+            reads.get("/status", {}, "stale")
+        reads.close()
+    datanode.close()
+    with pytest.raises(InvalidArgument, match="asked in clear"):
+        Reads([f"http://{server.address}"], tls=tls)
+
+
+def test_what_the_brokers_tell_is_asked_in_tls():
+    found = NodeAddresses([], lambda _: ["http://om1:9", "om2:9"], is_secure=True)
+    assert found.in_order(1.0) == ["https://om1:9", "https://om2:9"]
+
+
+def test_members_ask_each_other_in_tls(site: Certified, server: Server, plain: Server):
+    calls = MemberCalls("c", SECRET, site.tls("om2", Role.OM))
+    assert isinstance(told := calls.ask(0, "om1", {"om1": server.address}), str)
+    assert "does not answer at" in told  # it answered, with what is no place
+    assert isinstance(told := calls.ask(0, "om1", {"om1": plain.address}), str)
+    assert "SSL" in told
+    calls.close()
+
+
+def drive(link: NodeLink) -> None:
+    """Receive until the link fails."""
+    end_s = time.monotonic() + 10
+    while time.monotonic() < end_s:
+        link.on_writable()
+        list(link.receive())
+        time.sleep(0.01)
+    raise AssertionError("the link neither opened nor failed")
+
+
+def test_the_direct_door_is_behind_the_same_tls(site: Certified, server: Server, plain: Server):
+    tls = site.tls("me", Role.CLIENT)
+    link = NodeLink(server.address, "client", tls.client(AN_OM))
+    with pytest.raises(LinkFailed, match="HTTP 200"):  # in TLS, by a server that has no door
+        drive(link)
+    link.close()
+    link = NodeLink(server.address, "client", without_certificate(site).client(AN_OM))
+    with pytest.raises(LinkFailed, match="HTTP 403"):
+        drive(link)
+    link.close()
+    for address, context in ((plain.address, tls.client(AN_OM)), (server.address, None)):
+        link = NodeLink(address, "client", context)
+        with pytest.raises(LinkFailed):
+            drive(link)
+        link.close()
+
+
+def test_a_silent_peer_does_not_hold_the_server(site: Certified, server: Server):
+    import socket
+
+    host, _, port = server.address.partition(":")
+    silent = [socket.create_connection((host, int(port))) for _ in range(50)]
+    with client(site.tls("x", Role.OM)) as http:
+        assert http.get(f"https://{server.address}/status").status_code == 200
+    for sock in silent:
+        sock.close()
+
+
+def test_a_certificate_is_checked_for_its_host(site: Certified, server: Server):
+    context = without_certificate(site).client()
+    host, _, port = server.address.partition(":")
+
+    async def ask() -> None:
+        await asyncio.open_connection(host, int(port), ssl=context, server_hostname="elsewhere.example")
+
+    with pytest.raises(ssl.SSLCertVerificationError, match="(?i)mismatch"):
+        asyncio.run(ask())
+
+
+def test_a_signed_call_passes_to_who_judges_signatures_and_only_there():
+    host, users = "127.0.0.1:1", {"Authorization": "Stratolog-User alice:0:ff"}
+    signed = HttpGuard(SECRET, secure=True, signed=True)
+    assert signed.refusal("GET", "/v1/volumes", {"Host": host, **users}) is None
+    assert signed.refusal("POST", "/v1/shards/0/trim", {"Host": host, **users}) is not None
+    assert signed.refusal("GET", "/v1/volumes", {"Host": host, "Authorization": "Stratolog 00"}) is not None
+    assert signed.refusal("GET", "/v1/volumes", {"Host": host}) is not None
+    assert HttpGuard(SECRET, secure=True).refusal("GET", "/v1/volumes", {"Host": host, **users}) is not None
