@@ -3,8 +3,8 @@
 Every node has a replica of shard 0, so it asks nobody. A signature is compared first, with a secret that is derived;
 then the rows of the user and of the token decide. Rules:
 
-1. A row is looked at again once what is known of it is KNOWN_MS old. So a removed user, or a cancelled token, is refused
-   KNOWN_MS after this node's replica of shard 0 has applied the removal.
+1. A row is looked at again once what is known of it is KNOWN_MS old. So a removed user, or a cancelled token, is
+   refused KNOWN_MS after this node's replica of shard 0 has applied the removal.
 2. A token that is newer than this node's replica of shard 0 is not refused for good: the client asks again soon.
 3. A request's token must have been valid when the request was first sent, by the client's clock. A request expires five
    minutes after that, so an expired token serves five minutes more at the most, and a retry is judged as the first

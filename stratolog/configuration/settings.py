@@ -196,12 +196,12 @@ class Settings:
     tls_key_file: Path | None = _setting(values.path, default=None)
     """PEM file with the certificate's key, if that is not in ``tls_certificate_file``."""
     auth: str | None = _setting(values.one_of("none", "signed"), default=None)
-    """Whom nodes believe. ``none``: anybody may do everything, under any name. ``signed``: users sign what they ask for.
+    """Whom nodes believe. ``none``: anybody may do everything, under any name. ``signed``: users sign what they ask.
 
     All nodes of a cluster need the same. Unset: ``none``.
     """
     auth_none_anywhere: bool | None = _setting(values.boolean, default=None)
-    """Whether nodes run with ``auth = none`` also where other machines reach them. Unset: they refuse to start there."""
+    """Whether nodes run with ``auth = none`` also where other machines reach them. Unset: they do not start there."""
     credentials_file: Path | None = _setting(values.path, default=None)
     """File with a user's credentials, which the command signs with.
 

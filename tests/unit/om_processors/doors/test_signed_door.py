@@ -88,21 +88,21 @@ def test_a_removed_user_is_refused_on_an_open_connection(site: DoorSite, leader:
 
 def test_lookups_are_judged_key_by_key(site: DoorSite, leader: AnsweringLeader):
     del leader
-    ann, vera = user(site, "ann"), operator_credentials(SECRET)
+    eve, vera = user(site, "eve"), operator_credentials(SECRET)
     site.add_key("open")
     site.add_key("closed")
     site.world.do(
         ChangeAcl(kind="VOLUME", volume="vol1", bucket="", name="", change="ADD", acls=[parse_acl("world::r")])
     )
     site.world.do(
-        ChangeAcl(kind="BUCKET", volume="vol1", bucket="bucket1", name="", change="ADD", acls=[parse_acl("user:ann:r")])
+        ChangeAcl(kind="BUCKET", volume="vol1", bucket="bucket1", name="", change="ADD", acls=[parse_acl("user:eve:r")])
     )
     site.world.do(
         ChangeAcl(
             kind="KEY", volume="vol1", bucket="bucket1", name="open", change="ADD", acls=[parse_acl("group:staff:r")]
         )
     )
-    with client(site, ann) as reader, client(site, vera) as operator:
+    with client(site, eve) as reader, client(site, vera) as operator:
         assert reader.key_info(*PLACE, "open").info.acls == [], "the list needs a right of its own"
         for keys in (["closed"], ["open", "closed"]):
             with pytest.raises(RequestFailed, match="PERMISSION_DENIED"):
