@@ -79,9 +79,9 @@ class ChunkStore(RocksStore):
         in_order = sorted(writes, key=lambda one: one[1] if one[0] == CHUNK_TABLE else b"")
         super().write([self._placed(*one) if one[0] == CHUNK_TABLE else one for one in in_order])
 
-    def snapshot(self) -> ChunkSnapshot:  # type: ignore[override]
-        """Return snapshots of all families."""
-        return ChunkSnapshot(super().snapshot(), self)
+    def snapshot(self, families: Iterable[str] | None = None) -> ChunkSnapshot:  # type: ignore[override]
+        """Return snapshots of all families, or of some."""
+        return ChunkSnapshot(super().snapshot(families), self)
 
     def complete_copy(self, target: Path) -> None:
         """Put the bytes of chunks into a checkpoint of this database, in the place of their marks.
