@@ -4,9 +4,9 @@
                                   [--door kafka direct] [--auth none signed]
 
 Everything is real and runs here: a broker, three node processes, the client in a process of its own. Prints a table,
-and one JSON object a line: `mode`, `door`, `in_flight`, `requests_per_second`, `p50_ms`, `p99_ms`, `requests_per_batch`,
-`cpu_us_per_request` by process, and after loading `--keys` keys the peak memory of each node (`peak_rss_mib`). Nothing
-is asserted.
+and one JSON object a line: `mode`, `door`, `in_flight`, `requests_per_second`, `p50_ms`, `p99_ms`,
+`requests_per_batch`, `cpu_us_per_request` by process, and after loading `--keys` keys the peak memory of each node
+(`peak_rss_mib`). Nothing is asserted.
 """
 
 from __future__ import annotations

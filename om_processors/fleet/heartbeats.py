@@ -4,7 +4,8 @@ Rules:
     - Partitions are assigned without a group: each node hears everything. Reading begins one time-out back, so that a
       node that starts has a picture at once. The age of a heartbeat is the broker's timestamp against this machine's
       clock, cut to 0..time-out.
-    - The picture is made anew at most each REFRESH_MS, and without news each QUIET_REFRESH_MS, from the heartbeats and shard 0's rows as they are applied here.
+    - The picture is made anew at most each REFRESH_MS, and without news each QUIET_REFRESH_MS, from the heartbeats and
+      shard 0's rows as they are applied here.
       Leaders use the latest picture: they read one attribute, and never wait.
     - Nothing here decides. An old or wrong picture costs a client a retry, or a loop a turn.
 """

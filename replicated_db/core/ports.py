@@ -62,7 +62,7 @@ class Store(StoreView, Protocol):
         """Make everything written so far survive a loss of power; without this call the last writes may not."""
 
     def snapshot(self, families: Iterable[str] | None = None) -> StoreSnapshot:
-        """Return a snapshot of all families, or of some; exact only if nobody writes meanwhile (hold the apply lock)."""
+        """Return a snapshot of all families, or of some. It is exact only if nobody writes (hold the apply lock)."""
 
     def checkpoint(self, name: str) -> None:
         """Create a checkpoint of everything written so far; replaces one of the same name.

@@ -85,7 +85,7 @@ class Settings:
     brokers: int = _setting(values.one_of_integers(1, 3), default=1)
     """Kafka brokers of the local stack; three means replication factor 3 and min.insync 2."""
     broker_heap_mib: int | None = _setting(values.integer(128, 65_536), default=None)
-    """Most MiB of the Java heap of each broker of the local stack; unset = 512 for one broker, 400 for each of three."""
+    """Most MiB of the Java heap of each broker of the local stack; unset = 512 for one, 400 for each of three."""
     durability: str = _setting(values.one_of("replicated", "fsync"), default="replicated")
     """Where an acknowledged log record is: in the page caches of min.insync brokers (replicated), or on their disks."""
     response_partitions: int = _setting(values.integer(1, 1024), default=4)

@@ -2,12 +2,13 @@
 
 Faust fetches each record as soon as it is there. Each fetch costs the follower about a millisecond of processor time,
 and the broker as much again: on a lightly loaded shard more than all the rest of the system (docs/performance.md). A
-follower gains nothing by such speed, because the leader answers from its own replica. So while records flow, the broker
-is asked to wait until there is more to send, FLOWING_WAIT_MS at most. After FLOWING_WAITS of these waits without a
-record, the broker is asked to answer with the first record, and an idle node costs nothing. A linearizable or session
-read on a follower waits for a record, so for HURRY_S after each such wait (:meth:`FollowerTransport.hurry`) nothing is
-gathered either: only the first reader waits for the end of a fetch that gathers. (Faust itself notices an idle log only after five seconds. Until then it would
-ask hundreds of times a second, and a log with a barrier each second is never idle that long.)
+follower gains nothing by such speed, because the leader answers from its own replica. So while records flow, the
+broker is asked to wait until there is more to send, FLOWING_WAIT_MS at most. After FLOWING_WAITS of these waits
+without a record, the broker is asked to answer with the first record, and an idle node costs nothing. A linearizable
+or session read on a follower waits for a record, so for HURRY_S after each such wait
+(:meth:`FollowerTransport.hurry`) nothing is gathered either: only the first reader waits for the end of a fetch that
+gathers. (Faust itself notices an idle log only after five seconds. Until then it would ask hundreds of times a
+second, and a log with a barrier each second is never idle that long.)
 
 A batch that fails its checksum goes to ``fatal`` with its offset. No part of the batch was delivered, and the log is
 never skipped past.

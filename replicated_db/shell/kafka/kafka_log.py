@@ -180,7 +180,7 @@ class KafkaLog:
         return entries
 
     def rest(self) -> None:
-        """Fetch no more. A consumer with a partition asks its broker for ever, and holds up to FETCH_MAX_BYTES of it."""
+        """Fetch no more. A consumer with a partition goes on asking for it, and holds up to FETCH_MAX_BYTES."""
         if self._next is not None:
             self._next = None
             self._reader.rest()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -187,6 +188,8 @@ def test_nothing_is_gathered_for_a_while_after_somebody_has_waited(fetching: Fet
     async def story(fetch: Fetch) -> None:
         fetch.begin(0)
         fetch.transport.hurry()
+        assert fetch.transport._hurries_until_s > time.monotonic()
+        fetch.transport._hurries_until_s = float("inf")
         await fetch.take(2)
         assert fetch.asks_for == (IDLE_MIN_BYTES, IDLE_WAIT_MS)
         fetch.transport._hurries_until_s = 0.0
