@@ -7,7 +7,7 @@ from typing import Any
 
 import faust
 
-from om_processors.config import NodeConfig
+from om_processors.config import AUTH_SIGNED, NodeConfig
 from om_processors.serving.snapshot_diff_api import OPEN_POSTS
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.ports import Log
@@ -34,7 +34,9 @@ def make_app(
 
 def guard_of(config: NodeConfig) -> HttpGuard:
     """Return the guard of a node's HTTP server."""
-    return HttpGuard(config.secret, config.http_hosts, OPEN_POSTS, secure=config.tls is not None)
+    return HttpGuard(
+        config.secret, config.http_hosts, OPEN_POSTS, secure=config.tls is not None, signed=config.auth == AUTH_SIGNED
+    )
 
 
 def place_group(config: NodeConfig, group: str, replicas: Mapping[int, Replica]) -> None:

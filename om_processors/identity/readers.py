@@ -3,7 +3,8 @@
 It says for every path who may call: anybody, every user (then the page judges rights, by :class:`Question`), or members
 and administrators. A path that nobody has thought of is for members and administrators.
 
-Members and operators prove the cluster's secret as always (``schemas.privilege``), for reading as well.
+Members and operators prove the cluster's secret as always (``schemas.privilege``), for reading as well; on a TLS server
+their certificate will do (decision 0073). A client's certificate says nothing of its user: the signature does.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from aiohttp import web
 
 from om_processors.identity.identities import Denied, Identities
 from om_processors.namespace.access import Caller
+from replicated_db.shell.web.http_guard import CALLER
 from schemas.access.credentials import OPERATOR, TokenName
 from schemas.door.frames import DOOR_PATH
 from schemas.privilege import AUTHORIZATION, ClusterSecret
 from schemas.result_codes import OVERLOADED, PERMISSION_DENIED
+from schemas.security.certificates import READERS, PeerIdentity
 
 OPEN_PATHS = re.compile(r"/health|/status|/metrics")
 """The state of the process: no name of an object, a user or a group."""
@@ -70,11 +73,16 @@ class ReaderGuard:
         self._identities = identities
 
     def judge(
-        self, method: str, path: str, target: str, headers: Mapping[str, str]
+        self, method: str, path: str, target: str, headers: Mapping[str, str], peer: PeerIdentity | None = None
     ) -> tuple[TokenName | None, Caller | None] | Denied:
-        """Say who calls; ``target`` is the path with its query, as sent. None and None: nobody needs to know."""
+        """Say who calls; None and None: nobody needs to know.
+
+        ``target`` is the path with its query, as sent; ``peer`` is whom the certificate names that the caller has shown.
+        """
         if OPEN_PATHS.fullmatch(path):
             return None, None
+        if peer is not None and peer.role in READERS:
+            return None, MEMBER
         authorization, host = headers.get(AUTHORIZATION), headers.get("Host", "")
         if self._secret.authorizes(authorization, method, host, target):
             return None, MEMBER
@@ -90,7 +98,8 @@ class ReaderGuard:
 
         @web.middleware
         async def readers(request: web.Request, handler: Any) -> Any:
-            found = self.judge(request.method, request.path, request.raw_path, request.headers)
+            peer = request.get(CALLER)
+            found = self.judge(request.method, request.path, request.raw_path, request.headers, peer)
             if isinstance(found, Denied):
                 status = 503 if found.status == OVERLOADED else 403
                 return web.json_response({"error": found.status, "message": found.message}, status=status)

@@ -26,6 +26,7 @@ from schemas.records.identity import (
     RotateUser,
 )
 from schemas.records.messages import AddNode, CreateVolume, Request, RequestBody, Response
+from schemas.security.certificates import READERS, PeerIdentity, Role
 from tests.support.local.secret import SECRET
 from tests.support.om.late_world import LateWorld
 
@@ -265,3 +266,18 @@ def test_what_nobody_thought_of_is_for_members_and_administrators(site: Site, pa
 def test_the_state_of_the_process_is_for_anybody(site: Site):
     for path in ("/health", "/status", "/metrics"):
         assert judged(site, None, path=path, query="") == (None, None)
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_certificate_of_a_member_reads_and_that_of_a_client_says_nothing_of_its_user(site: Site, role: Role):
+    guard = ReaderGuard(SECRET, site.identities)
+    peer = PeerIdentity(name="somebody", role=role)
+    found = guard.judge("GET", "/v1/shards/0/rows", "/v1/shards/0/rows", {"Host": "om1:9871"}, peer)
+    if role in (Role.CLIENT, Role.BROKER):
+        assert isinstance(found, Denied)
+    else:
+        assert found == (None, MEMBER)
+    headers = {"Host": "om1:9871", "Authorization": signed(site, site.ann)}
+    whose = guard.judge("GET", "/v1/volumes", "/v1/volumes?limit=1", headers, peer)
+    assert not isinstance(whose, Denied)
+    assert whose[0] == (None if role in READERS else site.ann.name)
