@@ -87,7 +87,7 @@ class Lanes(Generic[Request]):
                 self._direct[way] = lane
 
     def take_surplus(self) -> Request:
-        """Take the oldest request of the lane that is, or was just now, the longest; raises IndexError if none waits."""
+        """Take the oldest request of the longest lane, or of what was it just now; raises IndexError."""
         if not self._surplus_left or not self._longest:
             self._longest = max((self._brokers, *self._direct.values()), key=len)
             self._surplus_left = TURN_REQUESTS
