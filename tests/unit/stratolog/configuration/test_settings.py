@@ -27,6 +27,7 @@ ANOTHER = {
     "data_dir": "/data/stratolog",
     "cache_dir": "/data/cache",
     "brokers": "3",
+    "broker_heap_mib": "256",
     "durability": "fsync",
     "response_partitions": "9",
     "pipelines": "p1,p2,p3",
