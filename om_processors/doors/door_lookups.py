@@ -260,7 +260,7 @@ class DoorLookups:
     def _answer(self, shard: int, lookups: Sequence[_Lookup]) -> None:
         try:
             self._consistency.refuse_flagged(shard)
-            answers = [self._found(shard, one.read, one.reader) for one in lookups]
+            answers = self._found(shard, lookups)
             self._consistency.refuse_flagged(shard)
         except NotReadable as error:
             answers = [refused(error.code, str(error))] * len(lookups)
@@ -270,17 +270,21 @@ class DoorLookups:
         for one, answer in zip(lookups, answers, strict=True):
             one.told(answer)
 
-    def _found(self, shard: int, read: DoorRead, reader: Caller | None) -> DoorRows:
-        """Look up keys: a few while the replica is held still, many in a snapshot, which takes longer to make."""
+    def _found(self, shard: int, lookups: Sequence[_Lookup]) -> list[DoorRows]:
+        """Look up keys: a few while the replica is held still, many in one snapshot, which takes longer to make."""
         replica = self._replicas[shard]
-        if not read.limit and len(read.keys) <= MAX_HELD_KEYS:
-            with replica.held() as (index, held):
-                return found_rows(held, read, shard, index, reader)
+        if all(not one.read.limit and len(one.read.keys) <= MAX_HELD_KEYS for one in lookups):
+            return [self._held(replica, shard, one) for one in lookups]
         index, rows = replica.moment(READ_FAMILIES)
         try:
-            return found_rows(rows, read, shard, index, reader)
+            return [found_rows(rows, one.read, shard, index, one.reader) for one in lookups]
         finally:
             rows.close()
+
+    @staticmethod
+    def _held(replica: Replica, shard: int, lookup: _Lookup) -> DoorRows:
+        with replica.held() as (index, held):
+            return found_rows(held, lookup.read, shard, index, lookup.reader)
 
     def close(self) -> None:
         """End the turns; whoever waits gets no answer, as its connection ends."""

@@ -178,9 +178,9 @@ class DoorSite:
 
     @contextmanager
     def held(self) -> Iterator[tuple[int, DoorRows]]:
-        index, rows = self.moment()
-        yield index, rows
-        rows.close()
+        rows = DoorRows()
+        rows.tables = self.world.tables.tables
+        yield self.position.index, rows
 
     def moment(self, families: Iterable[str] = ()) -> tuple[int, DoorRows]:
         rows = DoorRows()

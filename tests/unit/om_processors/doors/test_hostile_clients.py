@@ -138,9 +138,9 @@ def test_a_lookup_of_one_key_does_not_wait_for_those_of_many(
 def test_lookups_beyond_a_pause_share_snapshots(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(door_lookups, "AT_ONCE_KEYS", 100)
     with RawDoor(site.address) as door:
-        door.send(b"".join(reading(10, number=number) for number in range(100)))
+        door.send(b"".join(reading(20, number=number) for number in range(100)))
         assert sorted(door.hear(DoorKind.ROWS).number for _ in range(100)) == list(range(100))
-    assert len(site.opened) <= 20
+    assert 1 <= len(site.opened) <= 40
 
 
 def test_lookups_of_a_client_that_has_gone_are_not_answered(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
