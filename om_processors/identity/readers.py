@@ -77,7 +77,7 @@ class ReaderGuard:
     ) -> tuple[TokenName | None, Caller | None] | Denied:
         """Say who calls; None and None: nobody needs to know.
 
-        ``target`` is the path with its query, as sent; ``peer`` is whom the certificate names that the caller has shown.
+        ``target`` is the path with its query, as sent; ``peer`` is whom the caller's certificate names.
         """
         if OPEN_PATHS.fullmatch(path):
             return None, None

@@ -30,7 +30,7 @@ class TlsUnusable(ValueError):
     """TLS cannot be spoken with these files; the message names the file."""
 
 
-class PeerRefused(ssl.SSLCertVerificationError):
+class PeerNotAccepted(ssl.SSLCertVerificationError):
     """The peer's certificate is valid, and not that of the peer that was expected."""
 
 
@@ -183,7 +183,7 @@ def _judging_classes(expected: ExpectedPeer) -> tuple[type[ssl.SSLSocket], type[
         try:
             expected.check(certificate)
         except WrongPeer as error:
-            raise PeerRefused(str(error)) from error
+            raise PeerNotAccepted(str(error)) from error
 
     class JudgingSocket(ssl.SSLSocket):
         def do_handshake(self, block: bool = False) -> None:

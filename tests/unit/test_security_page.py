@@ -25,7 +25,8 @@ def test_every_threat_names_a_test_that_exists() -> None:
     }
     found = threats()
     assert len(found) > 10
-    named = ""
+    named: list[str] = []
     for threat, test in found:
-        named = named if test in ("the same", "likewise") else test.strip("`")
-        assert named in there, f"{threat}: {test}"
+        named = named if test in ("the same", "likewise") else re.findall(r"`(\w+)`", test)
+        assert named, f"{threat}: {test}"
+        assert set(named) <= there, f"{threat}: {test}"

@@ -22,7 +22,8 @@ from stratolog.security.authority import AUTHORITY_FILE, Authority, Issued
 NameArgument = Annotated[str, typer.Argument(help="Whose certificate it is: a user, a node, a program.")]
 RoleOption = Annotated[Role, typer.Option(help="What its holder is for; an admin may do everything.")]
 HostOption = Annotated[
-    list[str] | None, typer.Option("--host", help="A name or address at which its holder is reached; again for more.")
+    list[str] | None,
+    typer.Option("--host", metavar="HOST", help="A name or address at which its holder is reached; again for more."),
 ]
 
 

@@ -46,7 +46,9 @@ def add(
     user: User,
     *,
     administrator: Annotated[bool, typer.Option("--administrator", help="The user may do everything.")] = False,
-    group: Annotated[list[str] | None, typer.Option("--group", help="A group that the user is in; repeatable.")] = None,
+    group: Annotated[
+        list[str] | None, typer.Option("--group", metavar="GROUP", help="A group that the user is in; repeatable.")
+    ] = None,
     file: File = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -20,7 +20,11 @@ Address = Annotated[
 ]
 Entries = Annotated[
     list[str],
-    typer.Option("--acl", help="TYPE:NAME:RIGHTS[SCOPE], as user:alice:rw[ACCESS] or world::r[DEFAULT]; repeatable."),
+    typer.Option(
+        "--acl",
+        metavar="ENTRY",
+        help="TYPE:NAME:RIGHTS[SCOPE], as user:alice:rw[ACCESS] or world::r[DEFAULT]; repeatable.",
+    ),
 ]
 Prefix = Annotated[bool, typer.Option("--prefix", help="The address is a prefix of keys' names; it ends with a slash.")]
 TokenFile = Annotated[Path, typer.Argument(metavar="FILE", help="File with a delegation token.")]

@@ -1,1 +1,1 @@
-"""Real processes on this machine: brokers, nodes of the Object Manager, the waits for them, their secret."""
+"""Authorities and certificates that tests make."""

@@ -252,8 +252,9 @@ def test_two_exchanges_of_one_block_do_not_mix(nodes: list[Datanode]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    # Each may meet the other at a datanode, and be refused there: then it goes on as a stream.
     assert len(found) == 2
-    assert "" in found
+    assert set(found) <= {"", codes.OVERLOADED, codes.DOWNSTREAM_FAILED}
     for node in nodes:
         assert node.bytes_of(1) in (ones, twos)
 

@@ -41,7 +41,11 @@ class Shard:
         self.proposed: list[Any] = []
         this: Any = self
         config: Any = SimpleNamespace(
-            bootstrap_servers="127.0.0.1:1", cluster="c", secret=SECRET, node_addresses=(("om1", "settings:1"),)
+            bootstrap_servers="127.0.0.1:1",
+            cluster="c",
+            secret=SECRET,
+            node_addresses=(("om1", "settings:1"),),
+            tls=None,
         )
         loops: Any = {shard: SimpleNamespace(leading=shard == 1, replica=self) for shard in (0, 1)}
         group = {"om1": "group:1", "om2": "group:2", "om3": "group:3"}

@@ -109,6 +109,7 @@ def leadership(loop: Loop) -> Iterator[Leadership]:
         session_timeout_ms=SESSION_S * 1000,
         bootstrap_servers="127.0.0.1:1",
         secret=SECRET,
+        tls=None,
     )
     errors: list[BaseException] = []
     loops: Any = {0: loop}

@@ -46,7 +46,8 @@ def test_the_command_makes_the_place_and_prints_a_line_for_each_number_in_flight
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0].split() for line in lines] == [["1", "in", "flight"], ["3", "in", "flight"]]
     assert all(line.endswith("failures: none") for line in lines)
-    assert made == [(("b:1",), {"caller": "me", "max_in_flight": Policy().max_in_flight})]
+    options = {"nodes": [], "caller": "me", "max_in_flight": Policy().max_in_flight, "credentials": None, "kafka": {}}
+    assert made == [(("b:1",), options)]
     assert len(cluster.keys) == 12
     assert {(volume, bucket) for volume, bucket, _ in cluster.keys} == {("vol", "buck")}
     assert {row.size for row in cluster.keys.values()} == {7}

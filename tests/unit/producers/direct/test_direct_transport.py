@@ -180,7 +180,7 @@ def test_keys_are_looked_up_by_the_door(site: DoorSite):
             assert (view.info.key, view.positions) == ("ü/ß", {0: 100})
         found = client.key_infos("vol1", "bucket1", ["a", "none", "ü/ß"], consistency="stale")
     assert [None if view is None else view.info.key for view in found] == ["a", None, "ü/ß"]
-    assert [rows.closed for rows in site.opened] == [1] * 4
+    assert site.opened == [], "few keys make no snapshot"
     assert site.asked == [("linearizable", {}), ("session", {0: 0})]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from schemas.security.certificates import AN_OM, Role
-from schemas.security.tls import PeerRefused, ProcessTls, TlsFiles, TlsUnusable, must_load
+from schemas.security.tls import PeerNotAccepted, ProcessTls, TlsFiles, TlsUnusable, must_load
 from schemas.security.tls_layer import TlsLayer
 from schemas.security.tls_socket import RECORD_BYTES, first_record
 from tests.support.security.certified import Certified
@@ -84,7 +84,7 @@ def test_a_server_that_is_another_role_or_says_garbage_is_refused(tmp_path: Path
     pair = Pair(
         site.tls("dn1", Role.DATANODE).server(needs_certificate=True), site.tls("me", Role.CLIENT).client(AN_OM)
     )  # fmt: skip
-    with pytest.raises(PeerRefused, match="is that of datanode dn1, not of om"):
+    with pytest.raises(PeerNotAccepted, match="is that of datanode dn1, not of om"):
         pair.shake()
     chance, context = random.Random(5), site.tls("me", Role.CLIENT).client()
     for _ in range(2000):

@@ -57,7 +57,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return httpx.Response(code, json=body)
 
     http = httpx.Client(transport=httpx.MockTransport(handle))
-    monkeypatch.setattr("stratolog.nodes.answers._http", lambda: http)
+    monkeypatch.setattr("stratolog.nodes.answers.http_to", lambda _address: http)
     return answers
 
 

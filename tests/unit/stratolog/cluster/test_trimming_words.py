@@ -67,7 +67,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return httpx.Response(200, json=answers[target])
 
     http = httpx.Client(transport=httpx.MockTransport(handle))
-    monkeypatch.setattr("stratolog.nodes.answers._http", lambda: http)
+    monkeypatch.setattr("stratolog.nodes.answers.http_to", lambda _address: http)
     return answers
 
 
