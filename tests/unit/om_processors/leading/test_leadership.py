@@ -480,7 +480,7 @@ def test_a_borrower_is_told_to_give_back_what_its_owner_wants_to_lead(
 
 def test_what_ends_a_thread_ends_the_process():
     config: Any = SimpleNamespace(
-        node="n2", replicas=("n1",), watchdog_ms=1, session_timeout_ms=1, bootstrap_servers="127.0.0.1:1"
+        node="n2", replicas=("n1",), watchdog_ms=1, session_timeout_ms=1, bootstrap_servers="127.0.0.1:1", tls=None
     )
     errors: list[BaseException] = []
     found = Leadership(config, {}, lambda: 0.0, lambda *_, **__: None, errors.append)
