@@ -27,7 +27,7 @@ from confluent_kafka.admin import (
 
 from schemas.kafka.access import KafkaPrincipal
 from schemas.topics import USER_NAME, responses_topic
-from stratolog.brokers.access_rules import ADMIN_TIMEOUT_S, are_acls_kept, ensure_access, remove_access
+from stratolog.brokers.access_rules import ADMIN_TIMEOUT_S, ensure_access, remove_access, require_to_describe
 from stratolog.errors import Unavailable, UsageError
 from stratolog.security.private_files import read_private, write_private
 
@@ -92,9 +92,7 @@ def remove_user(admin: AdminClient, name: str, password_file: Path) -> bool:
 
 def users(admin: AdminClient) -> list[str]:
     """Return the names of all users who have a password; raises Unavailable."""
-    # librdkafka ends the process where the brokers refuse to describe users (seen with 2.16.1). Describing the rights
-    # needs the same right of the caller, and raises.
-    are_acls_kept(admin)
+    require_to_describe(admin)
     asked: Any = admin.describe_user_scram_credentials(request_timeout=ADMIN_TIMEOUT_S)
     try:
         found = asked.result()
