@@ -12,8 +12,6 @@ RESPONSES_OF = "om.responses."
 """What the topic of one user's responses begins with, where brokers know users; his name follows (USER_NAME)."""
 USER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
 """Names of users that have a topic of their own: Kafka takes no two topics that differ in '.' and '_' alone."""
-REPLY_TO = "reply-to"
-"""Header of a record of ``om.requests``: the topic that its sender reads responses from; without it OM_RESPONSES."""
 OM_AUDIT = "om.audit"
 OM_VERDICTS = "om.verdicts"
 OM_STATS = "om.stats"

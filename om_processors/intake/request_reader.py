@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from xxhash import xxh3_128_digest
@@ -25,8 +24,9 @@ from schemas.access.signatures import seal_of
 from schemas.codecs.codec import Undecodable
 from schemas.codecs.envelopes import requests_in
 from schemas.kafka.connection import Brokers
+from schemas.kafka.reply_keys import reply_in
 from schemas.records.log import RequestPosition
-from schemas.topics import OM_REQUESTS, REPLY_TO, is_responses_topic
+from schemas.topics import OM_REQUESTS
 
 RESUME_BACK_MS = 10 * 60 * 1000
 """How far back reading resumes when the hint cannot be trusted; older requests have expired."""
@@ -46,18 +46,6 @@ FETCH_WAIT_MS = 500
 """How long a broker may hold a question for records while there are none; the first record is answered at once."""
 
 Arrived = Callable[[Sequence[Received]], None]
-
-
-def reply_topic(message: Message) -> str | None:
-    """Return the topic of responses that a record names; None = the one that all share.
-
-    A name that no such topic may have counts as none: nobody makes a leader write anywhere else.
-    """
-    headers: Any = message.headers()
-    for name, value in headers or ():
-        if name == REPLY_TO and isinstance(value, bytes) and is_responses_topic(found := value.decode("latin-1")):
-            return found
-    return None
 
 
 class RequestReader:
@@ -173,9 +161,9 @@ class RequestReader:
         self._record_size.on_record(len(requests))
         if not requests:
             return
-        place = reply_topic(message)
         key = message.key()
         seal = seal_of(key, value)
+        place, plain = reply_in(key if seal is None else seal.rest or None)
         found.extend(Received(offset=offset, value=one, reply_topic=place, seal=seal) for one in requests[:-1])
         position = RequestPosition(
             offset=offset + 1,
@@ -184,7 +172,7 @@ class RequestReader:
         )
         # A key speaks for a request that is a record of its own; a signature, for all that its record holds.
         alone = requests[-1] is value
-        own = (key if seal is None else seal.rest or None) if alone else None
+        own = plain if alone else None
         found.append(
             Received(offset=offset, value=requests[-1], position=position, key=own, reply_topic=place, seal=seal)
         )

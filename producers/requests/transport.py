@@ -28,9 +28,10 @@ from schemas.access.signatures import sealed_key
 from schemas.codecs.envelopes import enveloped_requests
 from schemas.kafka.client_settings import client_settings
 from schemas.kafka.connection import USERNAME, BadKafkaSetting, Brokers, connection
+from schemas.kafka.reply_keys import reply_key
 from schemas.kafka.troubles import ClientError, ConnectionTroubles
 from schemas.records.door import DoorRead
-from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, OM_RESPONSES, REPLY_TO, SILENT_BROKER_MS, responses_topic
+from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, OM_RESPONSES, SILENT_BROKER_MS, responses_topic
 
 logger = logging.getLogger("stratolog.client")
 
@@ -83,9 +84,6 @@ class Transport:
         except BaseException:
             self._consumer.close()
             raise
-        self._headers: list[tuple[str, str | bytes | None]] = (
-            [(REPLY_TO, self._reply_topic.encode())] if self._reply_topic != OM_RESPONSES else []
-        )
 
     def _find_reply_topic(self, deadline_s: float) -> str:
         """Return the topic of this user's own responses if the brokers have one, else the topic that all share."""
@@ -118,6 +116,7 @@ class Transport:
                 metadata = self._consumer.list_topics(topic, timeout=min(left_s, ASK_S)).topics[topic]
             except KafkaException as error:
                 last = error.args[0]
+                self._troubles.note(error.args[0])
                 self._give_up_if_refused()
                 self._patience.still(last)
                 time.sleep(0.1)
@@ -196,18 +195,14 @@ class Transport:
         self._send_requests(by_shard)
 
     def _send_alone(self, call: Call, key: bytes) -> None:
-        if call.proof is None and self._credentials is not None:
-            key = sealed_key(self._credentials, call.value, key)
+        whole = self._key_of(call.value, key, is_signed=call.proof is None)
         try:
-            self._producer.produce(OM_REQUESTS, call.value, key, call.shard, headers=self._headers)
+            self._producer.produce(OM_REQUESTS, call.value, whole, call.shard)
         except (BufferError, KafkaException) as error:
             logger.warning("a request was not taken by the producer: %s", error)
 
     def _send_requests(self, by_shard: Mapping[int, list[bytes]]) -> None:
         for shard, requests in by_shard.items():
-            if self._headers:
-                self._send_with_headers(shard, requests)
-                continue
             values = self._records_of(requests)
             try:
                 taken = self._producer.produce_batch(OM_REQUESTS, values, partition=shard)
@@ -220,25 +215,20 @@ class Transport:
                     "%d of %d records of requests were not taken by the producer", len(values) - taken, len(values)
                 )
 
-    def _send_with_headers(self, shard: int, requests: Sequence[bytes]) -> None:
-        """Send records one by one, because librdkafka has no batches of records with headers."""
-        records = self._records_of(requests)
-        for number, one in enumerate(records):
-            try:
-                self._producer.produce(
-                    OM_REQUESTS, one["value"], one.get("key"), partition=shard, headers=self._headers
-                )
-            except (BufferError, KafkaException) as error:
-                logger.warning(
-                    "%d records of requests were not taken by the producer: %s", len(records) - number, error
-                )
-                return
-
     def _records_of(self, requests: Sequence[bytes]) -> list[dict[str, bytes]]:
-        signer = self._credentials
-        if signer is None:
-            return [{"value": value} for value in enveloped_requests(requests)]
-        return [{"value": value, "key": sealed_key(signer, value)} for value in enveloped_requests(requests)]
+        records: list[dict[str, bytes]] = []
+        for value in enveloped_requests(requests):
+            key = self._key_of(value)
+            records.append({"value": value} if key is None else {"value": value, "key": key})
+        return records
+
+    def _key_of(self, value: bytes, own: bytes | None = None, *, is_signed: bool = True) -> bytes | None:
+        """Return the key of a record; ``own`` is what belongs to its request: a proof, or where its trace is."""
+        if self._reply_topic != OM_RESPONSES:
+            own = reply_key(self._reply_topic, own)
+        if self._credentials is None or not is_signed:
+            return own
+        return sealed_key(self._credentials, value, own)
 
     def receive(self, wait_ms: float, *, gather: bool) -> list[bytes]:
         """Return the records of replies to this client; waits at most ``wait_ms`` for the first one.

@@ -39,10 +39,14 @@ class ConnectionTroubles:
 
     def __call__(self, error: ClientError) -> None:
         """Take an error of the connection."""
-        if error.code() in (AUTHENTICATION, TLS, TRANSPORT, RESOLVE) and (_is_refusal(error) or not self.is_refused):
-            self._worst = error
+        self.note(error)
         if self._then is not None:
             self._then(error)
+
+    def note(self, error: ClientError) -> None:
+        """Take the error of a call: where nobody speaks our protocol, librdkafka may tell nothing else."""
+        if error.code() in (AUTHENTICATION, TLS, TRANSPORT, RESOLVE) and (_is_refusal(error) or not self.is_refused):
+            self._worst = error
 
     @property
     def is_refused(self) -> bool:
@@ -78,7 +82,7 @@ def _hint(code: int, words: str, protocol: str, has_tls: bool) -> str:
         return "; look at kafka.ssl.ca.location: the broker's certificate is from another CA, or names another host"
     if code == TLS:
         return f"; look at kafka.ssl.* and kafka.{PROTOCOL}, which is {protocol}"
-    if code == TRANSPORT and "disconnected" in words:
+    if code == TRANSPORT and ("disconnected" in words or "metadata" in words):
         wants = "perhaps the brokers do not speak TLS there" if has_tls else "perhaps the brokers want TLS and a login"
         return f"; kafka.{PROTOCOL} is {protocol}: {wants}"
     return ""

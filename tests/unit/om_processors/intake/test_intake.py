@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from xxhash import xxh3_128_digest
@@ -17,7 +17,6 @@ from om_processors.intake.core.backlog import Backlog
 from om_processors.intake.gateway import Gateway, Received
 from om_processors.intake.intake import RequestIntake
 from om_processors.intake.outbox import KafkaOutbox
-from om_processors.intake.request_reader import reply_topic
 from om_processors.leading.core.preparation import RETRY_AFTER_MS
 from replicated_db.core.leading.leader import Proposal, Reply
 from replicated_db.core.ports import LogUnavailable
@@ -25,6 +24,7 @@ from replicated_db.core.tables.memory import ManualClock
 from replicated_db.shell.kafka.kafka_log import REQUEST_TIMEOUT_S
 from schemas.codecs.codec import decode_as, encode
 from schemas.codecs.envelopes import enveloped_requests, responses_in
+from schemas.kafka.reply_keys import MARK, reply_in, reply_key
 from schemas.records.log import RequestPosition
 from schemas.records.messages import CreateSnapshot, PurgeBlocks, Rejected, Response
 from schemas.result_codes import NOT_LEADER, OVERLOADED, retry_after_ms
@@ -107,20 +107,17 @@ def test_a_topic_of_responses_that_does_not_exist_is_looked_for_and_not_written_
 
 
 @pytest.mark.parametrize(
-    ("headers", "found"),
+    ("key", "found"),
     [
-        ([("reply-to", b"om.responses.alice")], "om.responses.alice"), (None, None), ([], None),
-        ([("reply-to", b"om.log")], None), ([("reply-to", b"om.responses")], None), ([("reply-to", None)], None),
-        ([("reply-to", b"om.responses.\xff")], None), ([("reply-to", b"om.responses." + b"a" * 64)], None),
-        ([("other", b"om.responses.bob"), ("reply-to", b"om.responses.alice")], "om.responses.alice"),
+        (reply_key("om.responses.alice", b"proof"), ("om.responses.alice", b"proof")), (None, (None, None)), (b"", (None, b"")),
+        (reply_key("om.responses.alice"), ("om.responses.alice", None)), (reply_key("om.log", b"p"), (None, b"p")),
+        (reply_key("om.responses"), (None, None)), (reply_key("om.responses." + "a" * 64), (None, None)),
+        (MARK, (None, MARK)), (MARK + b"\xff", (None, None)), (MARK + b"\x0eom.responses.\xff", (None, None)),
+        (bytes(32), (None, bytes(32))),
     ],
 )  # fmt: skip
-def test_a_record_names_a_topic_of_responses_or_none(headers, found):
-    class Record:
-        def headers(self):
-            return headers
-
-    assert reply_topic(cast("Any", Record())) == found
+def test_a_key_names_a_topic_of_responses_or_none(key, found):
+    assert reply_in(key) == found
 
 
 def replace_reply(reply_to: Any) -> Proposal:
