@@ -80,6 +80,7 @@ REQUEST_LEVELS = {
     "CreatePipeline": 3, "RetirePipeline": 3, "SetDatanodeState": 3, "PurgeBlocks": 3, "ExpireOpenKeys": 4,
     "DeleteSnapshot": 7, "RenameSnapshot": 7, "SetSnapshotProperty": 7, "PurgeSnapshots": 7,
     "PutKey": 8,
+    "CreateUser": 9, "RotateUser": 9, "RemoveUser": 9, "GetDelegationToken": 9, "RenewDelegationToken": 9, "CancelDelegationToken": 9, "ChangeAcl": 9,
 }  # fmt: skip
 """Levels that requests, and their modes, belong to."""
 CONTROL = (Members, FeatureLevel, Prepared, Mode)
