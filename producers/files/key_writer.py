@@ -419,7 +419,8 @@ class KeyWriter:
             self._count(block, failure)
             if location is not None:
                 self._done.append(location)
-            verdict = self._failed.on_salvaged(time.monotonic(), block.pipeline.pipeline)
+            pipeline = block.pipeline.pipeline
+            verdict = self._failed.on_salvaged(time.monotonic(), pipeline, kept=location is not None)
             if isinstance(verdict, KeyGivesUp):
                 raise failure.error
             time.sleep(verdict.pause_ms / 1000)

@@ -9,8 +9,9 @@ failed less than two commit time-outs ago
 any others                                             the key gives up, with the last block's error
 =====================================================  ==========================================================
 
-A block that ends well resets the count. The pause grows from the second failure on: it may take a moment until others
-know the cause, such as a container that was just closed, or a dead node.
+A block that ends well resets the count. A failed block that kept some of its bytes begins the count anew: the key gets
+on, and ends. The pause grows from the second failure on: it may take a moment until others know the cause, such as a
+container that was just closed, or a dead node.
 """
 
 from __future__ import annotations
@@ -55,8 +56,13 @@ class FailedBlocks:
         if self._in_a_row == 1:
             self._since_s = now_s
 
-    def on_salvaged(self, now_s: float, pipeline: str) -> KeyGivesUp | TryAnotherBlock:
-        """Return what to do after the block that failed on ``pipeline`` has been salvaged as far as possible."""
+    def on_salvaged(self, now_s: float, pipeline: str, *, kept: bool) -> KeyGivesUp | TryAnotherBlock:
+        """Return what to do after the block that failed on ``pipeline`` has been salvaged as far as possible.
+
+        ``kept`` says whether some of its bytes are durable, so that fewer are left to write.
+        """
+        if kept:
+            self._in_a_row, self._since_s = 1, now_s
         failing_ms = (now_s - self._since_s) * 1000
         patient = self._in_a_row < MIN_FAILED_BLOCKS or failing_ms < 2 * self._commit_timeout_ms
         if self._in_a_row >= MAX_FAILED_BLOCKS or not patient:

@@ -169,7 +169,7 @@ def verdicts(seconds: list[float]) -> list[KeyGivesUp | TryAnotherBlock]:
     found = []
     for number, at_s in enumerate(seconds):
         blocks.on_failed(at_s)
-        found.append(blocks.on_salvaged(at_s, f"pipeline-{number % 3}"))
+        found.append(blocks.on_salvaged(at_s, f"pipeline-{number % 3}", kept=False))
     assert blocks.total == len(seconds)
     return found
 
@@ -191,9 +191,24 @@ def test_a_block_that_ends_well_begins_the_row_anew() -> None:
     blocks = FailedBlocks(TIMEOUT_MS)
     for _ in range(3 * MAX_FAILED_BLOCKS):
         blocks.on_failed(0.0)
-        assert blocks.on_salvaged(0.0, "pipeline-1") == TryAnotherBlock(0)
+        assert blocks.on_salvaged(0.0, "pipeline-1", kept=False) == TryAnotherBlock(0)
         blocks.on_ended_well()
     assert blocks.total == 3 * MAX_FAILED_BLOCKS
     assert blocks.excluded == ["pipeline-1"]
     blocks.on_nothing_else()
     assert blocks.excluded == []
+
+
+def test_a_failed_block_that_kept_bytes_begins_the_row_anew() -> None:
+    """A key whose blocks all fail, but of which each keeps something, is written to its end."""
+    blocks = FailedBlocks(TIMEOUT_MS)
+    for number in range(3 * MAX_FAILED_BLOCKS):
+        blocks.on_failed(float(number))
+        assert blocks.on_salvaged(float(number), "pipeline-1", kept=True) == TryAnotherBlock(0)
+    at_s = float(3 * MAX_FAILED_BLOCKS)
+    found = []
+    for _ in range(MAX_FAILED_BLOCKS - 1):
+        blocks.on_failed(at_s)
+        found.append(blocks.on_salvaged(at_s, "pipeline-1", kept=False))
+    assert all(isinstance(verdict, TryAnotherBlock) for verdict in found[:2])
+    assert found[-1] == KeyGivesUp(), "the last block that kept something counts as the first of its row"
