@@ -34,6 +34,7 @@ from spark_streaming.configuration.audit_config import AuditConfig, load_config
 from spark_streaming.jobs.audit_metrics import AuditMetrics
 from spark_streaming.jobs.health import JobHealth
 from spark_streaming.jobs.metrics_server import MetricsServer
+from spark_streaming.jobs.outages import OUTAGES, await_brokers
 from spark_streaming.jobs.priority import lower_priority
 from spark_streaming.jobs.running_query import POLL_SECONDS, QueryEnd, RunningQuery
 from spark_streaming.jobs.wake_ups import WakeUps
@@ -138,7 +139,7 @@ def _run(config: AuditConfig, health: JobHealth, metrics: AuditMetrics) -> int:
     naming = KeyNaming(ReplicaRows(config.addresses, config.tls()), NamedVerdicts(config, health).send)
     naming.start()
     wakes = WakeUps((config.report_timeout_ms, config.scan_timeout_ms), time.monotonic())
-    slow_starts = 0
+    slow_starts = outages = 0
     try:
         while not stop.asked:
             reporter, gate = Reporter(health, wakes, metrics=metrics), BatchGate()
@@ -152,6 +153,9 @@ def _run(config: AuditConfig, health: JobHealth, metrics: AuditMetrics) -> int:
                 case QueryEnd.QUIET:
                     give_memory_back(session)
                     await_news(config, wakes, health, metrics, lambda: stop.asked)
+                case QueryEnd.FAILED if job.are_brokers_away and outages < OUTAGES:
+                    outages = 1 if gate.passed else outages + 1
+                    await_brokers(config, health, lambda: stop.asked)
                 case QueryEnd.FAILED if SLOW_WORKER in (job.failure or "") and slow_starts < SLOW_STARTS:
                     slow_starts = 1 if gate.passed else slow_starts + 1
                     print("the machine is busy: Spark's Python did not start in time; again", file=sys.stderr)

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from confluent_kafka import KafkaException
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_streaming.jobs.audit_metrics import AuditMetrics
 from spark_streaming.jobs.health import JobHealth
+from spark_streaming.jobs.outages import are_away
 from spark_streaming.jobs.progress import Progress, ProgressReader
 from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
 from spark_streaming.records.batch_gate import BatchGate
@@ -67,6 +69,8 @@ class RunningQuery:
     """Where windows wait until they are sent."""
     failure: str | None = None
     """Why the query has failed."""
+    are_brokers_away: bool = False
+    """Whether it failed because brokers did not answer."""
     _noted_at_s: float = field(default=float("-inf"), init=False)
     _progress: ProgressReader = field(init=False)
 
@@ -74,24 +78,29 @@ class RunningQuery:
         self._progress = ProgressReader(self.query)
 
     def run(self, is_asked_to_stop: Callable[[], bool]) -> QueryEnd:
-        """Wait for the signal, for the end of the query, or for quiet; raises KafkaException."""
+        """Wait for the signal, for the end of the query, or for quiet."""
         self.metrics.on_active(QUERY_NAME, active=True)
         try:
-            end = self._watch(is_asked_to_stop)
-        except PySparkException as error:
+            end = self._watched(is_asked_to_stop)
+            # Whoever sleeps sends nothing; another start after a stop sends the open windows again.
+            if end is QueryEnd.QUIET and self.windows is not None:
+                self.windows.send_now()
+        except (PySparkException, KafkaException) as error:
             # Spark appends the whole logical plan to its message.
-            self.failure = str(error)[:MAX_REASON_CHARACTERS]
+            self.failure, self.are_brokers_away = str(error)[:MAX_REASON_CHARACTERS], are_away(str(error))
             return QueryEnd.FAILED
+        return end
+
+    def _watched(self, is_asked_to_stop: Callable[[], bool]) -> QueryEnd:
+        """Watch the query, and stop it whatever ends it; raises PySparkException and KafkaException."""
+        try:
+            return self._watch(is_asked_to_stop)
         finally:
             self._stop()
             self.metrics.on_active(QUERY_NAME, active=False)
-        # Whoever sleeps sends nothing; another start after a stop sends the open windows again.
-        if end is QueryEnd.QUIET and self.windows is not None:
-            self.windows.send_now()
-        return end
 
     def _watch(self, is_asked_to_stop: Callable[[], bool]) -> QueryEnd:
-        """Raises PySparkException when the query fails."""
+        """Raises PySparkException when the query fails, KafkaException if the brokers take nothing."""
         while not is_asked_to_stop():
             # Raises the query's own failure.
             if self.query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]

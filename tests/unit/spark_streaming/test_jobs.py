@@ -13,12 +13,13 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from pyspark.errors import StreamingQueryException
 
 from schemas.records.messages import Verdict
 from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.configuration.audit_config import AuditConfig
-from spark_streaming.jobs import audit_batch, audit_stream, health, running_query, wake_ups
+from spark_streaming.jobs import audit_batch, audit_stream, health, outages, running_query, wake_ups
 from spark_streaming.jobs.audit_metrics import AuditMetrics
 from spark_streaming.jobs.audit_stream import AuditTooOld, Reporter
 from spark_streaming.jobs.health import JobHealth
@@ -282,6 +283,64 @@ def test_python_that_starts_slowly_on_a_busy_machine_is_started_again(
     for_ever.install(monkeypatch)
     assert audit_stream.run(config) == 1
     assert for_ever.queries == []
+
+
+@dataclass
+class Brokers:
+    """Brokers that do not answer the first ``questions``."""
+
+    questions: int = 2
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def topic_partitions(*_: object) -> int:
+            self.questions -= 1
+            if self.questions >= 0:
+                raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+            return 1
+
+        monkeypatch.setattr(outages, "topic_partitions", topic_partitions)
+        monkeypatch.setattr(outages, "PAUSE_S", 0)
+
+
+AWAY = [
+    StreamingQueryException(f"[STREAM_FAILED] {KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))}"),
+    StreamingQueryException("org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node assignment"),
+    KafkaException(KafkaError(KafkaError._TRANSPORT)),
+]
+
+
+@pytest.mark.parametrize("failure", AWAY, ids=["sink", "source", "driver"])
+def test_brokers_that_are_away_are_waited_for(
+    config: AuditConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: Exception
+):
+    """It ended the audit, and the brokers came back without it."""
+    brokers = Brokers()
+    brokers.install(monkeypatch)
+    runs = Runs([Query([failure]), Query([failure]), Query([True])], trimmed=[False])
+    runs.install(monkeypatch)
+    assert audit_stream.run(config) == 0
+    assert runs.started == 3
+    assert brokers.questions < 0
+    assert told(config.health_file)["error"] is None
+    assert capsys.readouterr().err.count("here does not answer; the audit goes on once it does") == 2
+
+
+def test_brokers_that_answer_and_let_every_query_fail_are_not_waited_for_without_end(
+    config: AuditConfig, monkeypatch: pytest.MonkeyPatch
+):
+    Brokers(questions=0).install(monkeypatch)
+    runs = Runs([Query([AWAY[0]]) for _ in range(outages.OUTAGES + 1)], trimmed=[False, False])
+    runs.install(monkeypatch)
+    assert audit_stream.run(config) == 1
+    assert runs.queries == []
+
+
+def test_a_stop_ends_the_wait_for_brokers(config: AuditConfig, monkeypatch: pytest.MonkeyPatch):
+    Brokers(questions=10**6).install(monkeypatch)
+    health = JobHealth(config.health_file)
+    asked = iter([False, False, True])
+    outages.await_brokers(config, health, lambda: next(asked))
+    assert "does not answer" in told(config.health_file)["error"]
 
 
 def test_any_other_failure_ends_the_audit(
