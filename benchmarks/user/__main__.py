@@ -4,7 +4,8 @@
                               [--no-audit]
 
 ======= ==============================================================================================================
-idle    cores that the stack takes while nothing is asked of it, without the audit and with it, by process
+idle    cores that the stack takes while nothing is asked of it, without the audit and with it, by process; before
+        that the same of brokers alone, without topics and clients
 put     files of 4 KiB, 32 KiB and 1 MiB, written through ``client.open(…, "wb")``
 get     files of 4 KiB and 32 KiB, read back
 lookup  ``client.key_info`` at each consistency level, and ``client.key_infos`` of 100 keys, through one node
@@ -34,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.user.commands import CREATE, GET, LOOKUP, LOOKUPS, PRODUCE, PUT, UserCommand
-from benchmarks.user.system import PLAIN_TOPIC, UserSystem, user_system
+from benchmarks.user.system import PLAIN_TOPIC, UserSystem, bare_brokers, user_system
 
 KIB, MIB = 1024, 1024**2
 PARTS = ("idle", "put", "get", "lookup", "request")
@@ -126,6 +127,9 @@ class UserBench:
 def run(brokers: int, options: argparse.Namespace, emit: Emit) -> None:
     """Measure all parts on a stack with so many brokers."""
     with tempfile.TemporaryDirectory(prefix="stratolog-bench-user-") as folder, ExitStack() as open_:
+        if "idle" in options.only:
+            say(f"brokers alone, resting for {options.settle:.0f} s")
+            emit(what="bare", **bare_brokers(Path(folder) / "bare", brokers, options.settle, IDLE_S))
         say(f"starting a stack with {brokers} broker{'s' if brokers > 1 else ''}")
         system = open_.enter_context(user_system(Path(folder), brokers))
         system.prepare(READ_FILES)
@@ -148,9 +152,10 @@ def shown(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
     rest = Table("brokers", "audit", "cores at rest", "by process")
     work = Table("brokers", "what", "size", "clients", "per second", "p50 ms", "p99 ms", "processor ms")
     for row in rows:
-        if row["what"] == "idle":
+        if row["what"] in ("idle", "bare"):
             spent = ", ".join(f"{name} {share}" for name, share in row["by_process"].items())
-            rest.add_row(str(row["brokers"]), "yes" if row["audit"] else "no", str(row["cores"]), spent)
+            audited = {None: "brokers alone", False: "no", True: "yes"}[row.get("audit")]
+            rest.add_row(str(row["brokers"]), audited, str(row["cores"]), spent)
             continue
         words = " ".join(str(row[name]) for name in ("what", "consistency", "door") if name in row)
         work.add_row(

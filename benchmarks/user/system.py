@@ -121,3 +121,15 @@ def user_system(folder: Path, brokers: int) -> Iterator[UserSystem]:
     stack = TestStack(folder, kafka=kafka, datanodes=3, brokers=brokers)
     with kafka, stack:
         yield UserSystem(stack, folder)
+
+
+def bare_brokers(folder: Path, brokers: int, settle_s: float, seconds: float) -> dict[str, Any]:
+    """Return what brokers without topics and clients take at rest: no stack on them can take less."""
+    with LocalKafka(folder, brokers=brokers, jvm=LONG_RUN_JVM) as kafka:
+        time.sleep(settle_s)
+        processes = {f"broker{number}": psutil.Process(process.pid) for number, process in kafka.processes.items()}
+        before = spent_by_process(processes)
+        time.sleep(seconds)
+        after = spent_by_process(processes)
+    shares = {name: round((after[name] - before[name]) / seconds, 4) for name in after}
+    return {"cores": round(sum(shares.values()), 3), "by_process": shares}
