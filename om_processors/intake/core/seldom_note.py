@@ -1,4 +1,4 @@
-"""A line of the log that strangers can cause: it is written seldom, with how many were left out. Pure but for ``log``."""
+"""A line of the log that strangers can cause: it is written seldom, with how many were left out."""
 
 from __future__ import annotations
 
