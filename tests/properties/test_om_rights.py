@@ -7,7 +7,6 @@ have its owners and lists, and each reader may read the keys that it names, and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import settings
@@ -23,11 +22,22 @@ from schemas.records import messages as m
 from schemas.records.identity import ProvenCaller
 from schemas.records.rows import Acl
 from tests.properties.examples import examples
+from tests.simulation.rights import (
+    CREATE,
+    DELETE,
+    GROUPS,
+    READ,
+    READ_ACL,
+    ROOT,
+    WRITE,
+    WRITE_ACL,
+    Entries,
+    Refused,
+    RightsModel,
+    entries_of,
+)
 from tests.support.om.om_world import World
 
-READ, WRITE, CREATE, LIST, DELETE, READ_ACL, WRITE_ACL = (1 << bit for bit in range(7))
-ROOT = "root"
-GROUPS = {"ann": ["red"], "ben": ["red", "blue"], "cyd": []}
 PEOPLE = (*GROUPS, ROOT)
 CALLERS = st.sampled_from([*PEOPLE, *GROUPS])
 VOLUMES = st.sampled_from(["vol1"] * 9 + ["vol2"])
@@ -44,215 +54,6 @@ ENTRY = st.builds(
 ENTRIES = st.lists(ENTRY, max_size=3)
 
 SELDOM = st.sampled_from([False] * 5 + [True])
-
-Entries = dict[tuple[str, str, str], set[int]]
-"""Rights by scope, type and name."""
-
-
-class Refused(Exception):
-    """The status that the model expects."""
-
-
-def refuse_if(wrong: bool, status: str = "PERMISSION_DENIED") -> None:
-    if wrong:
-        raise Refused(status)
-
-
-def bits(rights: int) -> set[int]:
-    return {1 << bit for bit in range(7) if rights >> bit & 1}
-
-
-@dataclass
-class Listed:
-    """Something with an owner and a list."""
-
-    owner: str
-    entries: Entries = field(default_factory=dict)
-
-    def gives(self, who: str, right: int) -> bool:
-        return self.owner == who or right in rights_of(self.entries, who)
-
-
-@dataclass
-class ListedBucket(Listed):
-    keys: dict[str, Listed] = field(default_factory=dict)
-    prefixes: dict[str, Entries] = field(default_factory=dict)
-
-
-@dataclass
-class ListedVolume(Listed):
-    buckets: dict[str, ListedBucket] = field(default_factory=dict)
-
-
-def rights_of(entries: Entries, who: str) -> set[int]:
-    mine = [
-        ("ACCESS", "USER", who),
-        ("ACCESS", "WORLD", ""),
-        *(("ACCESS", "GROUP", one) for one in GROUPS.get(who, [])),
-    ]
-    if entries.get(mine[0]) == set():
-        return set()
-    return set().union(*(entries.get(one, set()) for one in mine))
-
-
-def passed_on(entries: Entries, *, further: bool) -> Entries:
-    """What something new inherits."""
-    found: Entries = {}
-    for (scope, kind, name), rights in entries.items():
-        if scope == "DEFAULT":
-            found["ACCESS", kind, name] = set(rights)
-            if further:
-                found["DEFAULT", kind, name] = set(rights)
-    return found
-
-
-def change(entries: Entries, how: str, acls: list[Acl]) -> Entries:
-    found = {} if how == "SET" else {place: set(rights) for place, rights in entries.items()}
-    for acl in acls:
-        place = (acl.scope, acl.type, acl.name)
-        if how != "REMOVE":
-            found[place] = found.get(place, set()) | bits(acl.rights) if acl.rights else set()
-        elif place in found:
-            found[place] -= bits(acl.rights)
-            if not found[place]:
-                del found[place]
-    return found
-
-
-class RightsModel:
-    """Who may do what, in sets."""
-
-    def __init__(self) -> None:
-        self.volumes: dict[str, ListedVolume] = {}
-        self.sessions: dict[int, tuple[str, str, str, str]] = {}
-
-    # ---- rights
-
-    def volume(self, name: str) -> ListedVolume:
-        refuse_if(name not in self.volumes, "VOLUME_NOT_FOUND")
-        return self.volumes[name]
-
-    def bucket(self, volume: str, bucket: str) -> ListedBucket:
-        refuse_if(bucket not in self.volume(volume).buckets, "BUCKET_NOT_FOUND")
-        return self.volumes[volume].buckets[bucket]
-
-    def owns(self, who: str, volume: str, bucket: str) -> bool:
-        """Whether everything in a bucket is somebody's; who owns nothing must at least read the volume."""
-        owned = who in (ROOT, self.bucket(volume, bucket).owner, self.volumes[volume].owner)
-        refuse_if(not owned and not self.volumes[volume].gives(who, READ))
-        return owned
-
-    def need_on_volume(self, who: str, volume: str, right: int) -> None:
-        refuse_if(not (self.volume(volume).gives(who, right) or who == ROOT))
-
-    def need_on_bucket(self, who: str, volume: str, bucket: str, right: int) -> None:
-        refuse_if(not (self.owns(who, volume, bucket) or self.bucket(volume, bucket).gives(who, right)))
-
-    def need_on_key(self, who: str, volume: str, bucket: str, key: str, right: int) -> None:
-        there = self.bucket(volume, bucket)
-        if self.owns(who, volume, bucket):
-            return
-        around = {DELETE: WRITE, READ_ACL: READ, WRITE_ACL: READ}.get(right, right)
-        refuse_if(not there.gives(who, around))
-        nearest = max((one for one in there.prefixes if key.startswith(one)), key=len, default=None)
-        refuse_if(nearest is not None and around not in rights_of(there.prefixes[nearest], who))
-        refuse_if(right != CREATE and key in there.keys and not there.keys[key].gives(who, right))
-
-    def need_to_write(self, who: str, volume: str, bucket: str, key: str) -> None:
-        there = self.bucket(volume, bucket)
-        self.need_on_key(who, volume, bucket, key, WRITE if key in there.keys else CREATE)
-
-    # ---- requests
-
-    def create_volume(self, who: str, volume: str, owner: str) -> None:
-        refuse_if(who != ROOT)
-        refuse_if(volume in self.volumes, "VOLUME_ALREADY_EXISTS")
-        self.volumes[volume] = ListedVolume(owner or who)
-
-    def delete_volume(self, who: str, volume: str) -> None:
-        self.need_on_volume(who, volume, DELETE)
-        refuse_if(bool(self.volumes[volume].buckets), "VOLUME_NOT_EMPTY")
-        del self.volumes[volume]
-
-    def own_volume(self, who: str, volume: str, owner: str) -> None:
-        self.need_on_volume(who, volume, WRITE_ACL)
-        self.volumes[volume].owner = owner
-
-    def create_bucket(self, who: str, volume: str, bucket: str, owner: str) -> None:
-        self.need_on_volume(who, volume, CREATE)
-        there = self.volumes[volume]
-        refuse_if(owner not in ("", who) and who not in (ROOT, there.owner))
-        refuse_if(bucket in there.buckets, "BUCKET_ALREADY_EXISTS")
-        there.buckets[bucket] = ListedBucket(owner or who, passed_on(there.entries, further=True))
-
-    def own_bucket(self, who: str, volume: str, bucket: str, owner: str) -> None:
-        self.need_on_bucket(who, volume, bucket, WRITE_ACL)
-        self.bucket(volume, bucket).owner = owner
-
-    def delete_bucket(self, who: str, volume: str, bucket: str) -> None:
-        self.need_on_bucket(who, volume, bucket, DELETE)
-        refuse_if(bool(self.bucket(volume, bucket).keys), "BUCKET_NOT_EMPTY")
-        del self.volumes[volume].buckets[bucket]
-
-    def put_key(self, who: str, volume: str, bucket: str, key: str) -> None:
-        self.need_to_write(who, volume, bucket, key)
-        self.write(who, volume, bucket, key)
-
-    def write(self, who: str, volume: str, bucket: str, key: str) -> None:
-        there = self.bucket(volume, bucket)
-        if key in there.keys:
-            return
-        above = [one for one in there.prefixes if key.startswith(one) and passed_on(there.prefixes[one], further=False)]
-        from_where = there.prefixes[max(above, key=len)] if above else there.entries
-        there.keys[key] = Listed(who, passed_on(from_where, further=False))
-
-    def create_key(self, who: str, volume: str, bucket: str, key: str, session: int) -> None:
-        self.need_to_write(who, volume, bucket, key)
-        self.sessions[session] = (who, volume, bucket, key)
-
-    def commit_key(self, who: str, session: int) -> None:
-        creator, volume, bucket, key = self.sessions[session]
-        self.bucket(volume, bucket)
-        refuse_if(creator != who and not self.owns(who, volume, bucket))
-        self.need_to_write(who, volume, bucket, key)
-        self.write(creator, volume, bucket, key)
-        del self.sessions[session]
-
-    def delete_key(self, who: str, volume: str, bucket: str, key: str) -> None:
-        self.need_on_key(who, volume, bucket, key, DELETE)
-        refuse_if(key not in self.bucket(volume, bucket).keys, "KEY_NOT_FOUND")
-        del self.bucket(volume, bucket).keys[key]
-
-    def rename_key(self, who: str, volume: str, bucket: str, key: str, to: str) -> None:
-        self.need_on_key(who, volume, bucket, key, DELETE)
-        self.need_on_key(who, volume, bucket, to, CREATE)
-        keys = self.bucket(volume, bucket).keys
-        refuse_if(to in keys, "KEY_ALREADY_EXISTS")
-        refuse_if(key not in keys, "KEY_NOT_FOUND")
-        keys[to] = keys.pop(key)
-
-    def change_acl(self, who: str, body: i.ChangeAcl) -> None:
-        volume, bucket, name = body.volume, body.bucket, body.name
-        if body.kind == "VOLUME":
-            self.need_on_volume(who, volume, WRITE_ACL)
-            there: Listed = self.volumes[volume]
-        elif body.kind == "BUCKET":
-            self.need_on_bucket(who, volume, bucket, WRITE_ACL)
-            there = self.bucket(volume, bucket)
-        elif body.kind == "KEY":
-            self.need_on_key(who, volume, bucket, name, WRITE_ACL)
-            refuse_if(name not in self.bucket(volume, bucket).keys, "KEY_NOT_FOUND")
-            there = self.bucket(volume, bucket).keys[name]
-        else:
-            prefixes = self.bucket(volume, bucket).prefixes
-            if not self.owns(who, volume, bucket) and not self.bucket(volume, bucket).gives(who, WRITE_ACL):
-                refuse_if(WRITE_ACL not in rights_of(prefixes.get(name, {}), who))
-            if after := change(prefixes.get(name, {}), body.change, body.acls):
-                prefixes[name] = after
-            else:
-                prefixes.pop(name, None)
-            return
-        there.entries = change(there.entries, body.change, body.acls)
 
 
 class RightsExecution(RuleBasedStateMachine):
@@ -311,7 +112,7 @@ class RightsExecution(RuleBasedStateMachine):
     @rule(who=CALLERS, volume=VOLUMES, owner=st.sampled_from(["ann", "ben"]))
     def own_volume(self, who, volume, owner):
         body = m.SetVolumeProperty(volume=volume, owner=owner)
-        self.both(who, body, lambda: self.model.own_volume(who, volume, owner))
+        self.both(who, body, lambda: self.model.set_volume(who, body))
 
     @rule(who=CALLERS, volume=VOLUMES, bucket=BUCKETS, owner=OWNERS)
     def create_bucket(self, who, volume, bucket, owner):
@@ -321,7 +122,7 @@ class RightsExecution(RuleBasedStateMachine):
     @rule(who=CALLERS, volume=VOLUMES, bucket=BUCKETS, owner=st.sampled_from(["ann", "ben", "zoe"]))
     def own_bucket(self, who, volume, bucket, owner):
         body = m.SetBucketProperty(volume=volume, bucket=bucket, owner=owner)
-        self.both(who, body, lambda: self.model.own_bucket(who, volume, bucket, owner))
+        self.both(who, body, lambda: self.model.set_bucket(who, body))
 
     @rule(who=CALLERS, volume=VOLUMES, bucket=BUCKETS, sure=SELDOM)
     def delete_bucket(self, who, volume, bucket, sure):
@@ -348,7 +149,7 @@ class RightsExecution(RuleBasedStateMachine):
         session = data.draw(st.sampled_from(there))
         _, volume, bucket, key = self.model.sessions[session]
         body = m.CommitKey(volume=volume, bucket=bucket, key=key, session_id=session, size=0)
-        self.both(who, body, lambda: self.model.commit_key(who, session))
+        self.both(who, body, lambda: self.model.commit_key(who, body))
 
     def holds(self, volume: str, bucket: str) -> bool:
         return volume in self.model.volumes and bucket in self.model.volumes[volume].buckets
@@ -427,12 +228,6 @@ def allowed(act: Callable[[], Any], refusal: type[Exception]) -> bool:
     except refusal:
         return False
     return True
-
-
-def entries_of(acls: list[Acl]) -> Entries:
-    found = {(acl.scope, acl.type, acl.name): bits(acl.rights) for acl in acls}
-    assert len(found) == len(acls), "an entry occurs once"
-    return found
 
 
 def test_every_decision_and_every_list_is_the_models() -> None:
