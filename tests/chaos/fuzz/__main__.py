@@ -73,7 +73,7 @@ def run_one(fuzzed: FuzzedStack, port: str, frames: int, seed: int, folder: Path
     return {
         "port": port, "seconds": round(time.monotonic() - begun_s, 1), **{what: told.pop(what, 0) for what in COUNTS},
         "told": dict(sorted(told.items(), key=lambda one: -one[1])[:MOST_REASONS]), "changed": fuzzed.changes(),
-        "wrong": fuzzed.troubles() + fuzzed.too_large(held) + (["the attacker ended"] if done.returncode else []),
+        "wrong": fuzzed.troubles() + fuzzed.not_attacked() + fuzzed.too_large(held) + (["the attacker ended"] if done.returncode else []),
         "memory_mib": held, "stood_still_s": round(fuzzed.stood_still_s, 1), "log_mib": fuzzed.log_mib(), "other_client": {
             "calls": len(times), "failed": honest.failed[:5], "p50_ms": round(times[len(times) // 2], 1),
             "most_ms": round(times[-1], 1),

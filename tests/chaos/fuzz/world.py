@@ -178,6 +178,21 @@ class FuzzedStack:
             wrong += [f"{log.name}: {line.decode(errors='replace').strip()[:300]}" for line in found[:3]]
         return wrong
 
+    def not_attacked(self) -> list[str]:
+        """Return the ports on which a process but a broker listens and which no attack reaches."""
+        known = {
+            int(one.rpartition(":")[2])
+            for one in (self.arms.node, *self.arms.datanodes.values(), *self.arms.web.values())
+        }
+        found = []
+        for name, (member, process) in self._members.items():
+            if member.kind == state.BROKER:  # its ports are Kafka's own
+                continue
+            for one in (process, *process.children(recursive=True)):
+                ports = {each.laddr.port for each in one.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+                found += [f"nobody attacks port {port} of {name}" for port in ports - known]
+        return found
+
     def log_mib(self) -> dict[str, float]:
         """Return by how much each log has grown."""
         return {log.stem: round((log.stat().st_size - size) / 2**20, 2) for log, size in self._logs.items()}
