@@ -146,11 +146,11 @@ class FuzzedStack:
             return hashlib.sha256(file.read()).hexdigest()
 
     def _block_files(self) -> dict[str, str]:
+        """Return the sums of the vault's blocks on each datanode; other clients' come and go."""
         folder = self.stack.settings.data_dir / "datanodes"
-        return {
-            str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(folder.rglob("*.block"))
-        }
+        names = {f"{container}/{local}.block" for _, container, local in self.arms.blocks}
+        found = [path for path in sorted(folder.rglob("*.block")) if "/".join(path.parts[-2:]) in names]
+        return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
     def changes(self) -> list[str]:
         """Return what is not as it was before."""
