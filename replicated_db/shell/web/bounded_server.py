@@ -72,13 +72,13 @@ class ServerLog(logging.LoggerAdapter[logging.Logger]):
         self._untold = 0
 
     def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
-        """Log a defect with its traceback; count a request that is none."""
-        if not isinstance(exc_info, HttpProcessingError):
+        """Log a defect with its traceback; count a request that is none, or whose caller has gone meanwhile."""
+        if not isinstance(exc_info, HttpProcessingError | ConnectionError):
             super().exception(msg, *args, exc_info=exc_info, **more)
             return
         self._untold += 1
         if (now_s := self._clock()) - self._noted_s >= NOTE_S:
-            log.warning("%d requests were no HTTP, and were told 400", self._untold)
+            log.warning("%d requests were no HTTP, or their callers had gone", self._untold)
             self._noted_s, self._untold = now_s, 0
 
 

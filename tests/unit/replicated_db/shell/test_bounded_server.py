@@ -20,11 +20,13 @@ def test_what_is_no_http_is_told_by_its_number_alone(caplog: pytest.LogCaptureFi
         kept.exception(
             "Error handling request from %s", "somebody", exc_info=BadHttpMessage(f"Authorization: x{number}")
         )
-    assert [one.getMessage() for one in caplog.records] == ["1 requests were no HTTP, and were told 400"]
+    assert [one.getMessage() for one in caplog.records] == ["1 requests were no HTTP, or their callers had gone"]
     now_s += NOTE_S
     kept.exception("Error handling request from %s", "somebody", exc_info=BadHttpMessage("Authorization: x"))
-    assert caplog.records[-1].getMessage() == "50 requests were no HTTP, and were told 400"
+    assert caplog.records[-1].getMessage() == "50 requests were no HTTP, or their callers had gone"
     assert "Authorization" not in caplog.text
+    kept.exception("Error handling request from %s", "somebody", exc_info=ConnectionResetError("gone"))
+    assert "gone" not in caplog.text.replace("callers had gone", "")
     kept.exception("Error handling request from %s", "somebody", exc_info=ValueError("a defect"))
     assert "ValueError: a defect" in caplog.text
 
