@@ -54,6 +54,7 @@ class FuzzedStack:
         """The longest time for which the machine did not let this process run, in the last attack."""
         self._members = self._running()
         self._logs = {member.log: member.log.stat().st_size for member, _ in self._members.values()}
+        self._read_to: dict[Path, int] = {}
         self._terms = self.terms()
         self._before = self.seen()
 
@@ -165,16 +166,17 @@ class FuzzedStack:
         return {str(one["shard"]): (one["term"], one["leader"]) for one in status["shards"]}
 
     def troubles(self) -> list[str]:
-        """Return what has gone wrong so far: ended processes, another leader, tracebacks and defects in logs."""
+        """Return what has gone wrong since it was last asked: ended processes, another leader, tracebacks and defects in logs."""
         wrong = [f"{name} has ended" for name, (_, process) in self._members.items() if not process.is_running()]
         # A machine that stood still for so long changes leaders by itself, and says nothing about the attack.
         if (now := self.terms()) != self._terms and self.stood_still_s < STOOD_STILL_S:
             wrong.append(f"leaders were {self._terms}, and are {now}")
         self._terms = now
-        for log, size in self._logs.items():
+        for log in self._logs:
             with log.open("rb") as file:
-                file.seek(size)
+                file.seek(self._read_to.get(log, self._logs[log]))
                 found = [line for line in file if b"Traceback" in line or b"defect in" in line]
+                self._read_to[log] = file.tell()
             wrong += [f"{log.name}: {line.decode(errors='replace').strip()[:300]}" for line in found[:3]]
         return wrong
 
