@@ -121,12 +121,14 @@ mutants: install ## do the fast tests notice? SAMPLE mutants of each PACKAGE; su
 	$(BIN)/python -m pip install --quiet $(LOCKED) --editable '.[mutation]'
 	nice $(BIN)/python -m tests.mutation.run $(PACKAGE) --sample $(SAMPLE) --seed $(SEED) $(if $(filter-out 0,$(BY_LINE)),--by-line)
 
-bench: install ## createKey + commitKey at 1 to 4,000 in flight, a million keys, 20 failovers: tables, and one JSON object a line
+bench: install ## createKey + commitKey at 1 to 4,000 in flight, a million keys, signed requests, 20 failovers: tables, and one JSON object a line
 	$(BIN)/python -m benchmarks.om_write --keys 1000000
+	$(BIN)/python -m benchmarks.om_write --in-flight 4000 --door kafka direct --auth none signed --turns 6
 	$(BIN)/python -m benchmarks.failover --kills 20
 
-bench-datanode: install ## blocks through three datanodes: ways 0 to 3, chain and star, clients, blocks, packets, recovery, leaders: tables, and one JSON object a line
+bench-datanode: install ## blocks through three datanodes: ways 0 to 3, chain and star, clients, blocks, packets, recovery, leaders, TLS: tables, and one JSON object a line
 	$(BIN)/python -m benchmarks.datanode
+	$(BIN)/python -m benchmarks.datanode --only base clients --wire clear tls --rounds 6
 
 bench-bootstrap: install ## a lost disk under write load, full copies, replay, the pause of a snapshot, a restart with ten million keys (SCALE): tables, and one JSON object a line
 	$(BIN)/python -m benchmarks.bootstrap --scale $(SCALE)

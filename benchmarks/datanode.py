@@ -1,7 +1,7 @@
 """Blocks through three datanodes and a broker on this machine: the four ways of writing, and a plain produce.
 
     python -m benchmarks.datanode [--brokers 1] [--rounds 3] [--mib 256] [--only base clients ...]
-                                  [--fsync close] [--full]
+                                  [--fsync close] [--full] [--wire clear tls]
 
 Everything is real and runs here: one broker or three, three datanodes, 16 clients, each a process of its own. There is
 no Object Manager. The plain produce sends the same bytes to a topic. With three brokers the log and that topic have
@@ -15,8 +15,8 @@ unless ``--cold``. A virtual machine's host takes free memory back, and a page t
 times what filling it costs (docs/performance.md).
 
 Prints tables, and one JSON object a line. ``kind`` is one of:
-    ``write``      `way`, `topology`, `clients`, `block_mib`, `packet_kib`, `mb_per_second` (bytes of the client: each
-                   is stored three times), `fsyncs_per_gib`, `log_appends_per_gib`, `log_bytes_per_byte`,
+    ``write``      `wire`, `way`, `topology`, `clients`, `block_mib`, `packet_kib`, `mb_per_second` (bytes of the
+                   client: each is stored three times), `fsyncs_per_gib`, `log_appends_per_gib`, `log_bytes_per_byte`,
                    `cpu_s_per_gib` by process, stream bytes in and out and `peak_mib` of each datanode, leader first;
                    `plain_share` (way 0 of plain produce), `times_way_0`
     ``flush``, ``close``  p50 and p99 of each way, `waits` and `blocking_points` of one
@@ -53,10 +53,13 @@ from datanode_processors.errors import BlockError
 from datanode_processors.wire.peer import Peer
 from replicated_db.shell.kafka.kafka_log import DELIVERY_TIMEOUT_MS, FETCH_MAX_BYTES
 from schemas.records.datanode import BlockId, DeleteBlocks
+from schemas.security.certificates import Role
+from schemas.security.tls import TlsFiles
 from schemas.topics import LOG_SETTINGS
 from stratolog.local.kafka import LONG_RUN_JVM
 from tests.support.datanodes.datanodes import CLUSTER, Block, Datanodes, create_topics
 from tests.support.local.stack import LocalKafka
+from tests.support.security.certified import Certified
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 MB = 1_000_000
@@ -79,6 +82,8 @@ REPLICAS = 3
 ASK_S = 1.0
 WATCHDOG_MS = 3_000
 START_AFTER_S = 0.05
+CLEAR, TLS = "clear", "tls"
+WIRES = (CLEAR, TLS)
 AXES = ("base", "topology", "clients", "block", "packet", "latency", "leaders", "recovery")
 
 
@@ -126,8 +131,9 @@ def _median(values: Sequence[Any]) -> Any:
 class ClientProcess:
     """A client process; call ``send`` and ``receive`` in turn."""
 
-    def __init__(self, bootstrap_servers: str) -> None:
+    def __init__(self, bootstrap_servers: str, tls: TlsFiles | None = None) -> None:
         command = [sys.executable, "-m", "benchmarks.datanode_client", CLUSTER, bootstrap_servers]
+        command += [] if tls is None else [str(tls.ca), str(tls.certificate)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pid = self._process.pid
 
@@ -418,10 +424,10 @@ def with_ratios(rows: dict[Point, Figures]) -> list[dict[str, Any]]:
     return found
 
 
-def print_writes(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print the figures of the writes for people."""
+def print_writes(rows: Iterable[Mapping[str, Any]], wire: str) -> None:
+    """Print the figures of the writes for people; ``wire`` is how all spoke."""
     table = Table("way", "topology", "clients", "block MiB", "packet KiB", "MB/s", "best", "of plain", "x way 0",
-                  "fsyncs/GiB", "appends/GiB", "log B/B", "processor s/GiB", "peak MiB")  # fmt: skip
+                  "fsyncs/GiB", "appends/GiB", "log B/B", "processor s/GiB", "peak MiB", title=wire)  # fmt: skip
     for row in rows:
         cpu = row["cpu_s_per_gib"]
         table.add_row(
@@ -441,18 +447,20 @@ def print_line(row: Mapping[str, Any]) -> None:
     print(json.dumps({**row, "load_average": round(os.getloadavg()[0], 1)}), flush=True)
 
 
-def measure_writes(system: System, points: Sequence[Point], arguments: argparse.Namespace) -> None:
-    """Measure all points in turn, round after round."""
-    rows = {point: Figures() for point in points}
+def measure_writes(systems: Mapping[str, System], points: Sequence[Point], arguments: argparse.Namespace) -> None:
+    """Measure all points in turn, in each system, round after round."""
+    rows = {wire: {point: Figures() for point in points} for wire in systems}
     for number in range(arguments.rounds + arguments.warm_up):
         for point in points:
-            sample = system.write(point, max(arguments.mib, point.block_mib))
-            if number >= arguments.warm_up:
-                rows[point].add(sample)
-    found = with_ratios(rows)
-    for row in found:
-        print_line(row)
-    print_writes(found)
+            for wire, system in systems.items():
+                sample = system.write(point, max(arguments.mib, point.block_mib))
+                if number >= arguments.warm_up:
+                    rows[wire][point].add(sample)
+    for wire, measured in rows.items():
+        found = with_ratios(measured)
+        for row in found:
+            print_line({"wire": wire, **row})
+        print_writes(found, wire)
 
 
 def measure_latencies(system: System, arguments: argparse.Namespace) -> None:
@@ -519,6 +527,32 @@ def measure_recovery(system: System, arguments: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
+def begin(folder: Path, wire: str, count: int, arguments: argparse.Namespace, stack: ExitStack) -> System:
+    """Start brokers, datanodes and ``count`` clients that speak in clear or in TLS; ``stack`` ends them."""
+    folder.mkdir()
+    kafka = stack.enter_context(LocalKafka(folder / "kafka", brokers=arguments.brokers, jvm=LONG_RUN_JVM))
+    in_sync = {"min.insync.replicas": "2"} if arguments.brokers > 1 else {}
+    plain = NewTopic(PLAIN_TOPIC, 1, arguments.brokers, config={**LOG_SETTINGS, **in_sync})
+    kafka.admin.create_topics([plain])[PLAIN_TOPIC].result(30)
+    # Before the datanodes create them: with as many replicas as there are brokers.
+    create_topics(kafka, partitions=max(SPREAD) + 1, replication_factor=arguments.brokers)
+    certified = Certified(folder / "authority", CLUSTER) if wire == TLS else None
+    nodes = Datanodes(
+        folder, kafka, partitions=max(SPREAD) + 1, fsync=arguments.fsync, watchdog_ms=WATCHDOG_MS, certified=certified
+    )
+    stack.enter_context(nodes)
+    nodes.open_pipeline(0)
+    files = None if certified is None else certified.files("bench", Role.CLIENT)
+    clients = [ClientProcess(kafka.bootstrap_servers, files) for _ in range(count)]
+    for client in clients:
+        stack.callback(client.close)
+    for client in clients:
+        client.receive()
+    system = System(nodes, kafka, clients)
+    system.warm_to = None if arguments.cold else folder / "warm"
+    return system
+
+
 def main() -> None:
     """Start everything, measure, print, stop it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -532,6 +566,10 @@ def main() -> None:
     parser.add_argument("--fsync", choices=("close", "never", "packet"), default="close")
     parser.add_argument("--cold", action="store_true", help="take memory as the host gives it")
     parser.add_argument("--full", action="store_true", help="all ways at each point, twice as many rounds and bytes")
+    parser.add_argument(
+        "--wire", nargs="+", choices=WIRES, default=[CLEAR],
+        help="how datanodes and clients speak; with both, each has processes of its own, and writes run in turn",
+    )  # fmt: skip
     parser.add_argument("--folder", type=Path, help="where everything lies: a directory on the disk to measure")
     arguments = parser.parse_args()
     if arguments.full:
@@ -541,24 +579,10 @@ def main() -> None:
     count = max(count, 4 if "leaders" in arguments.only else 1)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stratolog-bench-", dir=arguments.folder)))
-        kafka = stack.enter_context(LocalKafka(folder / "kafka", brokers=arguments.brokers, jvm=LONG_RUN_JVM))
-        in_sync = {"min.insync.replicas": "2"} if arguments.brokers > 1 else {}
-        plain = NewTopic(PLAIN_TOPIC, 1, arguments.brokers, config={**LOG_SETTINGS, **in_sync})
-        kafka.admin.create_topics([plain])[PLAIN_TOPIC].result(30)
-        # Before the datanodes create them: with as many replicas as there are brokers.
-        create_topics(kafka, partitions=max(SPREAD) + 1, replication_factor=arguments.brokers)
-        nodes = Datanodes(folder, kafka, partitions=max(SPREAD) + 1, fsync=arguments.fsync, watchdog_ms=WATCHDOG_MS)
-        stack.enter_context(nodes)
-        nodes.open_pipeline(0)
-        clients = [ClientProcess(kafka.bootstrap_servers) for _ in range(count)]
-        for client in clients:
-            stack.callback(client.close)
-        for client in clients:
-            client.receive()
-        system = System(nodes, kafka, clients)
-        system.warm_to = None if arguments.cold else folder / "warm"
+        systems = {wire: begin(folder / wire, wire, count, arguments, stack) for wire in arguments.wire}
+        system = systems[arguments.wire[0]]
         if points:
-            measure_writes(system, points, arguments)
+            measure_writes(systems, points, arguments)
         if "latency" in arguments.only:
             measure_latencies(system, arguments)
         if "recovery" in arguments.only:

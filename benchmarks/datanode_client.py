@@ -3,6 +3,8 @@
 It writes blocks with the SDK's block writer, without the Object Manager. As in ``KeyWriter``, the watch of one block
 goes on while the next block is written. Times are ``time.monotonic()``, which all processes of a machine share.
 
+Arguments: cluster, brokers, and for TLS the files of the authority and of the client's certificate.
+
     {"do": "write", "view": {...}, "container_id": 256, "first": 1, "blocks": 4, "block_bytes": ..., "options": {...},
      "start_at": ...}
     {"do": "flushes", ...}      one block, ``flushes`` times ``flush_bytes`` and hsync
@@ -19,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
@@ -34,6 +37,7 @@ from schemas.kafka.client_settings import client_settings
 from schemas.kafka.connection import Brokers
 from schemas.records.datanode import Member, PutBlock
 from schemas.records.rows import BlockLocation
+from schemas.security.tls import ProcessTls, TlsFiles
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Bytes that the writer gets at once, and a message of the plain producer: a chunk of the old way."""
@@ -67,8 +71,8 @@ class Waits:
 class CountingDatanodes(Datanodes):
     """Connections that note each wait for an answer."""
 
-    def __init__(self, waits: Waits, cluster: str) -> None:
-        super().__init__(cluster=cluster, peer="bench")
+    def __init__(self, waits: Waits, cluster: str, tls: ProcessTls | None) -> None:
+        super().__init__(cluster=cluster, peer="bench", tls=tls)
         self._waits = waits
 
     def connect(self, member: Member, *, timeout_ms: int | None = None) -> DatanodeConnection:
@@ -95,9 +99,9 @@ class CountingDatanodes(Datanodes):
 class Client:
     """Executes the commands."""
 
-    def __init__(self, cluster: str, bootstrap_servers: Brokers) -> None:
+    def __init__(self, cluster: str, bootstrap_servers: Brokers, tls: ProcessTls | None = None) -> None:
         self._waits = Waits()
-        self._datanodes = CountingDatanodes(self._waits, cluster)
+        self._datanodes = CountingDatanodes(self._waits, cluster, tls)
         self._bootstrap_servers = bootstrap_servers
         self._pieces = [os.urandom(PIECE_BYTES) for _ in range(PIECES)]
         self._producer: Producer | None = None
@@ -210,7 +214,8 @@ class Client:
 
 def main() -> None:
     """Read commands until the end of input; an error ends the process."""
-    client = Client(sys.argv[1], sys.argv[2])
+    tls = ProcessTls(TlsFiles(ca=Path(sys.argv[3]), certificate=Path(sys.argv[4]))) if len(sys.argv) > 4 else None
+    client = Client(sys.argv[1], sys.argv[2], tls)
     print(json.dumps({"ready": os.getpid()}), flush=True)
     for line in sys.stdin:
         print(json.dumps(client.run(json.loads(line))), flush=True)

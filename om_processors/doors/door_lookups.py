@@ -1,22 +1,33 @@
 """Lookups and listings of keys by the direct door: many share one read index.
 
-Lookups that may be answered now are answered at once. The others wait for a *turn* of their shard: one wait, for a read
-index or for the highest index that their sessions name, answers all that had arrived when it began.
+Lookups that may be answered now are answered at once. Linearizable ones wait for a *turn* of their shard: one wait for a
+read index answers all that had arrived when it began. Those of a session wait for their own index, each for itself and
+for READ_DEADLINE_S at most: whoever names an index that never comes holds up nobody else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from om_processors.errors import OMError
 from om_processors.namespace import tables
 from om_processors.namespace.access import Caller, require_on_bucket, require_on_key
 from om_processors.namespace.context import ReadView
 from om_processors.namespace.names import check_bucket_name, check_key_name, check_volume_name
-from om_processors.serving.consistency import LINEARIZABLE, SESSION, STALE, Consistency, NotReadable
+from om_processors.serving.consistency import (
+    LINEARIZABLE,
+    READ_DEADLINE_S,
+    SESSION,
+    STALE,
+    STEP_S,
+    Consistency,
+    NotReadable,
+)
 from om_processors.snapshots.core.snapshot_paths import is_reserved
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import StoreFailure
@@ -28,6 +39,10 @@ from schemas.records.door import DoorRead, DoorRows
 from schemas.result_codes import INVALID_REQUEST, NOT_SUPPORTED_OPERATION, OK, OVERLOADED
 from schemas.sharding import shard_of
 
+NOT_CAUGHT_UP = "NOT_CAUGHT_UP"
+MAX_INDEX = 2**63 - 1
+SPARE_ENTRIES = 1_000
+"""So many lookups that were answered may still be in a list of those that wait."""
 MAX_ROWS_BYTES = 4 * 1024 * 1024
 """Most bytes of rows, and of inline keys, in one answer: whoever asks for more is told to ask for fewer keys."""
 MAX_HELD_KEYS = 16
@@ -49,6 +64,65 @@ class _Lookup:
     """Whose rights are judged; None: they are not."""
     is_gone: Callable[[], bool]
     """Whether nobody waits for the answer any more."""
+
+
+@dataclass(order=True, slots=True)
+class _Later:
+    """A lookup of a session that waits for its index, until the deadline."""
+
+    index: int
+    number: int
+    deadline_s: float = field(compare=False)
+    lookup: _Lookup = field(compare=False)
+    done: bool = field(compare=False, default=False)
+
+
+class _Sessions:
+    """Lookups of one shard that wait for the indexes of their sessions: the lowest index first, and the oldest first."""
+
+    def __init__(self) -> None:
+        self._by_index: list[_Later] = []
+        self._by_age: deque[_Later] = deque()
+        self._number = 0
+        self._waiting = 0
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return self._waiting
+
+    def add(self, lookup: _Lookup) -> None:
+        """Let a lookup wait."""
+        self._number += 1
+        self._waiting += 1
+        later = _Later(lookup.read.index, self._number, time.monotonic() + READ_DEADLINE_S, lookup)
+        heapq.heappush(self._by_index, later)
+        self._by_age.append(later)
+
+    def reached(self, index: int) -> list[_Lookup]:
+        """Take what waits for no more than an index."""
+        found = []
+        while self._by_index and (self._by_index[0].done or self._by_index[0].index <= index):
+            later = heapq.heappop(self._by_index)
+            if not later.done:
+                found.append(self._take(later))
+        return found
+
+    def late(self) -> list[_Lookup]:
+        """Take what has waited for too long."""
+        found, now_s = [], time.monotonic()
+        while self._by_age and (self._by_age[0].done or self._by_age[0].deadline_s < now_s):
+            later = self._by_age.popleft()
+            if not later.done:
+                found.append(self._take(later))
+        if len(self._by_index) > 2 * self._waiting + SPARE_ENTRIES:  # those that were late, and whose index never came
+            self._by_index = [later for later in self._by_index if not later.done]
+            heapq.heapify(self._by_index)
+        return found
+
+    def _take(self, later: _Later) -> _Lookup:
+        later.done = True
+        self._waiting -= 1
+        return later.lookup
 
 
 def weight_of(read: DoorRead) -> int:
@@ -132,6 +206,8 @@ class DoorLookups:
         self._fatal = fatal
         self._waiting: dict[int, list[_Lookup]] = {shard: [] for shard in replicas}
         self._turns: dict[int, asyncio.Task[None]] = {}
+        self._sessions: dict[int, _Sessions] = {shard: _Sessions() for shard in replicas}
+        self._session_turns: dict[int, asyncio.Task[None]] = {}
         self._slow: deque[tuple[int, _Lookup]] = deque()
         """Lookups that may be answered, behind others with many keys."""
         self._answering: asyncio.Task[None] | None = None
@@ -193,9 +269,15 @@ class DoorLookups:
         return read.consistency == STALE
 
     def _wait(self, shard: int, lookup: _Lookup) -> None:
-        waiting = self._waiting[shard]
-        if len(waiting) + len(self._slow) >= MAX_WAITING:
+        waiting, sessions = self._waiting[shard], self._sessions[shard]
+        if len(waiting) + len(sessions) + len(self._slow) >= MAX_WAITING:
             lookup.told(refused(OVERLOADED, f"{MAX_WAITING} lookups of shard {shard} wait"))
+            return
+        if lookup.read.consistency == SESSION:
+            sessions.add(lookup)
+            self._consistency.hurry()
+            if shard not in self._session_turns:
+                self._session_turns[shard] = asyncio.get_running_loop().create_task(self._take_sessions(shard))
             return
         waiting.append(lookup)
         if shard not in self._turns:
@@ -211,15 +293,29 @@ class DoorLookups:
 
     async def _turn(self, shard: int, lookups: Sequence[_Lookup]) -> None:
         try:
-            if any(one.read.consistency == LINEARIZABLE for one in lookups):
-                await self._consistency.ready(shard, LINEARIZABLE, {})
-            wanted = max((one.read.index for one in lookups if one.read.consistency == SESSION), default=0)
-            await self._consistency.ready(shard, SESSION, {shard: wanted})
+            await self._consistency.ready(shard, LINEARIZABLE, {})
         except NotReadable as error:
             for one in lookups:
                 one.told(refused(error.code, str(error)))
             return
         self._answer_soon(shard, lookups)
+
+    async def _take_sessions(self, shard: int) -> None:
+        """Answer lookups of sessions as the replica comes to their indexes; refuse those that wait for too long."""
+        replica, sessions = self._replicas[shard], self._sessions[shard]
+        try:
+            while sessions:
+                # A flagged replica never comes to an index: who waits is told at once, as by ``_answer``.
+                flagged = replica.evidence is not None
+                ready = sessions.reached(MAX_INDEX if flagged else replica.position.index)
+                if wanted := [one for one in ready if not one.is_gone()]:
+                    self._answer_soon(shard, wanted)
+                for one in sessions.late():
+                    one.told(refused(NOT_CAUGHT_UP, f"shard {shard}: not caught up within {READ_DEADLINE_S} s"))
+                if sessions:
+                    await asyncio.sleep(STEP_S)
+        finally:
+            del self._session_turns[shard]
 
     def _answer_soon(self, shard: int, lookups: Sequence[_Lookup]) -> None:
         """Answer lookups that may be answered: those with the fewest keys now, the others behind those that wait."""
@@ -288,7 +384,7 @@ class DoorLookups:
 
     def close(self) -> None:
         """End the turns; whoever waits gets no answer, as its connection ends."""
-        for turn in self._turns.values():
+        for turn in (*self._turns.values(), *self._session_turns.values()):
             turn.cancel()
         if self._answering is not None:
             self._answering.cancel()

@@ -25,7 +25,7 @@ from schemas.result_codes import OVERLOADED, PERMISSION_DENIED
 from schemas.security.certificates import READERS, PeerIdentity
 
 OPEN_PATHS = re.compile(r"/health|/status|/metrics")
-"""The state of the process: no name of an object, a user or a group."""
+"""The state of the process: no name of an object, a user or a group. On a TLS server for whoever is known."""
 USER_PATHS = re.compile(
     r"/v1/volumes|/v1/volumes/.*|/v1/snapshot-diffs/.*|/v1/acl|/v1/tokens|/v1/pipelines|/v1/datanodes|/v1/containers/.*"
      "|" + re.escape(DOOR_PATH)
@@ -68,7 +68,9 @@ def token_of(request: Any) -> TokenName | None:
 class ReaderGuard:
     """Judges calls of HTTP. It stands behind the guard of the cluster's secret, which has judged what changes state."""
 
-    def __init__(self, secret: ClusterSecret, identities: Identities) -> None:
+    def __init__(self, secret: ClusterSecret, identities: Identities, *, secure: bool = False) -> None:
+        """``secure``: the server speaks TLS, where open pages, too, are for those alone who are known."""
+        self._secure = secure
         self._secret = secret
         self._identities = identities
 
@@ -79,7 +81,8 @@ class ReaderGuard:
 
         ``target`` is the path with its query, as sent; ``peer`` is whom the caller's certificate names.
         """
-        if OPEN_PATHS.fullmatch(path):
+        is_open = OPEN_PATHS.fullmatch(path) is not None
+        if is_open and (peer is not None or not self._secure):
             return None, None
         if peer is not None and peer.role in READERS:
             return None, MEMBER
@@ -89,7 +92,7 @@ class ReaderGuard:
         found = self._identities.of_call(authorization, method, host, target)
         if isinstance(found, Denied):
             return found
-        if not (USER_PATHS.fullmatch(path) or found[1].administrator):
+        if not (is_open or USER_PATHS.fullmatch(path) or found[1].administrator):
             return Denied(status=PERMISSION_DENIED, message=f"{path[:100]} is for members and administrators")
         return found
 

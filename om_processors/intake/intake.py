@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from om_processors.execution.service import refusal_response
 from om_processors.intake.core.backlog import Backlog
 from om_processors.intake.core.lanes import Lanes
+from om_processors.intake.core.seldom_note import SeldomNote
 from om_processors.intake.direct_calls import DirectCalls
 from om_processors.intake.gateway import Gateway, Received
 from om_processors.intake.outbox import KafkaOutbox
@@ -61,7 +62,6 @@ class RequestIntake:
         self._gateway = gateway
         self._outbox = outbox
         self._clock = clock
-        self._log = log
         self._backlog = backlog
         self._arrived: queue.SimpleQueue[Sequence[Received] | BaseException | None] = queue.SimpleQueue()
         self._lanes = Lanes[Received]()
@@ -71,6 +71,7 @@ class RequestIntake:
         """Requests of the topic that were taken and that the reader has not been told of."""
         self._lock = threading.Lock()
         self._closed = False
+        self._rejected = SeldomNote(log)
         self._direct = DirectCalls(shard)
         self.reader = RequestReader(
             bootstrap_servers=bootstrap_servers, shard=shard, clock=clock, hint=hint, log=log,
@@ -194,7 +195,8 @@ class RequestIntake:
         self._reject(self._gateway.reject(received, error, self._clock.wall_ms()))
 
     def _reject(self, rejected: Rejected) -> None:
-        self._log(f"rejected offset {rejected.offset} of {OM_REQUESTS}/{self._shard}: {rejected.message}")
+        what = f"rejected offset {rejected.offset} of {OM_REQUESTS}/{self._shard}: {rejected.message}"
+        self._rejected.note(what, self._clock.elapsed_ms())
         self._outbox.reject(rejected)
 
     def close(self) -> None:

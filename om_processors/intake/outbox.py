@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from om_processors.intake.core.seldom_note import SeldomNote
 from om_processors.intake.direct_calls import DirectCalls
 from om_processors.intake.reply_topics import ReplyTopics
 from replicated_db.core.applying.replica import Offered, Replica
@@ -34,6 +35,7 @@ class KafkaOutbox(AuditReports):
     ) -> None:  # fmt: skip
         super().__init__(bootstrap_servers, OM_AUDIT, clock, log, fatal, observe)
         self._topics = ReplyTopics(self._producer, log)
+        self._unsent = SeldomNote(log)
 
     def reply(self, replies: Sequence[Reply]) -> None:
         """Send responses the way their calls came: to the partitions that their clients read, or straight back."""
@@ -57,7 +59,8 @@ class KafkaOutbox(AuditReports):
                 try:
                     self._producer.produce(topic, value, client_id, partition)
                 except Exception as error:  # the partition does not exist, or the queue is full: the client asks again
-                    self._log(f"responses to client {client_id.hex()} not sent: {error}")
+                    what = f"responses to client {client_id.hex()} not sent: {error}"
+                    self._unsent.note(what, self._clock.elapsed_ms())
         self._producer.poll(0)
 
     def close(self) -> None:

@@ -24,6 +24,9 @@ USER_SCHEME = "Stratolog-User"
 MAX_CLOCK_SKEW_MS = 5 * 60_000
 """How far the clocks of a caller of HTTP and of a node may differ; a request's time has the same bound."""
 
+MAX_REST_BYTES = 255
+"""Most bytes behind a signature in a key: what is signed has their number in one byte."""
+
 _MARK = 0xA1
 """No ASCII, so that no ``traceparent`` begins with it."""
 _MAC_BYTES = 32
@@ -66,6 +69,8 @@ def seal_of(key: bytes | None, value: bytes) -> Seal | None:
     if key is None or len(key) < 2 or key[0] != _MARK or not key[1] or len(key) < 2 + key[1] + _MAC_BYTES:
         return None
     end = 2 + key[1]
+    if len(key) > end + _MAC_BYTES + MAX_REST_BYTES:  # Kafka bounds no key: whoever made it did not sign by these rules
+        return None
     try:
         token = key[2:end].decode("ascii")
     except UnicodeDecodeError:

@@ -178,11 +178,12 @@ def _beside_the_stack(name: str) -> Callable[..., None]:
 def _drill_beside_the_stack(name: str, cluster: Cluster, session: Session) -> None:
     from stratolog.drills import bootstrap, expired_log, restore, rolling_upgrade
     from stratolog.drills.installs import bootstrap_kill, bootstrap_leader_change
+    from stratolog.drills.keys import rotate_keys
 
     drills = {
         "rolling-upgrade": rolling_upgrade.run, "bootstrap": bootstrap.run, "expired-log": expired_log.run,
         "bootstrap-leader-change": bootstrap_leader_change.run, "bootstrap-kill": bootstrap_kill.run,
-        "restore": restore.run,
+        "restore": restore.run, "rotate-keys": rotate_keys.run,
     }  # fmt: skip
     drills[name](session, cluster)
 
@@ -190,6 +191,7 @@ def _drill_beside_the_stack(name: str, cluster: Cluster, session: Session) -> No
 ABOUT_A_SHARD = ("kill-leader", "zombie-leader", "kill-follower", "poison-request", "corrupt-replica", "lost-broker")
 BESIDE_THE_STACK = (
     "rolling-upgrade", "bootstrap", "bootstrap-leader-change", "bootstrap-kill", "expired-log", "restore",
+    "rotate-keys",
 )  # fmt: skip
 
 COMMANDS: Mapping[str, Callable[..., None]] = {

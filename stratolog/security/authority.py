@@ -73,8 +73,8 @@ class Authority:
         """Return where a holder's key and certificate are."""
         return holder_file(self._folder, holder)
 
-    def certify(self, holder: PeerIdentity, hosts: Iterable[str] = (), *, now_s: int) -> Issued:
-        """Give a holder a certificate for its hosts, unless it has one that need not be renewed.
+    def certify(self, holder: PeerIdentity, hosts: Iterable[str] = (), *, now_s: int, anew: bool = False) -> Issued:
+        """Give a holder a certificate for its hosts, unless it has one that need not be renewed. ``anew``: always.
 
         Raises UsageError if the folder cannot be written, or the authority's own certificate has expired.
         """
@@ -83,7 +83,7 @@ class Authority:
         subject = subject_of(holder)
         reason = reason_to_renew(
             self._held(path), subject=subject.rfc4514_string(), hosts=names, now_s=now_s
-        )  # fmt: skip
+        ) or ("it was asked for" if anew else None)  # fmt: skip
         if reason is not None:
             self._refuse_if_expired(now_s)
             key = ec.generate_private_key(ec.SECP256R1())

@@ -13,6 +13,7 @@ from stratolog.configuration.loading import load_settings
 from stratolog.drills import bootstrap, expired_log, restore
 from stratolog.drills.core.report import PASSED, DrillReport
 from stratolog.drills.installs import bootstrap_kill, bootstrap_leader_change
+from stratolog.drills.keys import rotate_keys
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.session import Session, run
 
@@ -56,3 +57,9 @@ def test_restore(tmp_path: Path) -> None:
     report = drilled("restore", restore.run, tmp_path)
     assert report.figures["second_saved_bytes"] > 0
     assert report.figures["keys_in_the_backup"] > 200
+
+
+def test_keys_are_changed_under_load_and_nothing_is_refused(tmp_path: Path) -> None:
+    report = drilled("rotate-keys", rotate_keys.run, tmp_path)
+    assert report.figures["acknowledged"] > 300
+    assert len(report.findings) == 4

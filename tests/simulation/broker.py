@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from xxhash import xxh3_128_digest
 
@@ -164,9 +165,11 @@ class RequestPartition:
 
     def append(self, value: bytes) -> None:
         position = RequestPosition(offset=self.end + 1, leader_epoch=self.epoch, hash=xxh3_128_digest(value))
-        self.records.append(
-            (self.clock(), Received(offset=self.end, value=value, position=position, key=SECRET.proof(value)))
-        )
+        self.records.append((self.clock(), self.received(value, offset=self.end, position=position)))
+
+    def received(self, value: bytes, **more: Any) -> Received:
+        """Return a request as a leader takes it, with the proof that a member would send."""
+        return Received(value=value, key=SECRET.proof(value), **more)
 
     def at(self, offset: int) -> Received | None:
         return self.records[offset - self.first][1] if self.first <= offset < self.end else None

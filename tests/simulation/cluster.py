@@ -155,7 +155,7 @@ class Intake:
         return taken
 
     def _received(self, value: bytes) -> Received:
-        return Received(offset=-1, value=value, key=SECRET.proof(value), way=Knocker(self.node))
+        return self.requests.received(value, offset=-1, way=Knocker(self.node))
 
     def _admit(self, received: Received, taken: list[Proposal]) -> None:
         admitted = self.node.gateway.admit(received, self.node.clock.wall_ms())
@@ -244,7 +244,7 @@ class Node:
         self.seen = seen
         self.ids = ids
         self.clock = Clock(scheduler)
-        self.gateway = Gateway(shard=0, node=name, secret=SECRET)
+        self.gateway = self.new_gateway()
         self.service = OMService(self._contexts())
         self.store = Store()
         self.replica: Replica
@@ -264,6 +264,9 @@ class Node:
         self.reason = ""
         """Why this node led no more, the last time."""
         self.boot()
+
+    def new_gateway(self) -> Gateway:
+        return Gateway(shard=0, node=self.name, secret=SECRET)
 
     def _contexts(self) -> Contexts:
         return Contexts(shard=0, shards=1, pipelines=PIPELINES, choose=self._choose)

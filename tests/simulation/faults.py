@@ -276,7 +276,7 @@ class Faults:
                 blocks=client._blocks(session, size),
             )  # fmt: skip
         elif there and kind < 2:
-            _, volume, bucket, key = there[number % len(there)].split("/")
+            _, volume, bucket, key = there[number % len(there)].split("/", 3)
             body = DeleteKey(volume=volume, bucket=bucket, key=key)
         else:
             body = CreateKey(volume=VOLUME, bucket=BUCKETS[0], key=KEYS[number % 2], size=1000)

@@ -27,11 +27,11 @@ class Failure:
         return "".join(letter for letter in text[:60] if not letter.isdigit())
 
 
-def run(actions: Sequence[Action], world: World) -> Failure | None:
+def run(actions: Sequence[Action], world: World, make_faults: type[Faults] = Faults) -> Failure | None:
     """Do the actions, heal, check; return what failed. Anything that is raised and not foreseen is a failure, too."""
     done = 0
     try:
-        faults = Faults(world)
+        faults = make_faults(world)
         for action in actions:
             world.step(faults, action)
             done += 1

@@ -464,16 +464,21 @@ class Truth:
             return
         if self.prepared:
             raise Violation(f"call {call[1]} of {call[0].hex()} was executed though the shard is prepared")
-        try:
-            self.model.do(request.body, request.caller, result.index, now_ms)
+        expected = self.expected(request, result.index, now_ms)
+        if expected == "OK":
             self._name_blocks(request.body, response)
-            expected = "OK"
-        except Refusal as refusal:
-            expected = str(refusal)
         if response.status != expected:
             raise Violation(f"{request.body} at index {result.index}: {response.status}, should be {expected}")
         self.seen["executed"] += 1
         self.seen["refused"] += expected != "OK"
+
+    def expected(self, request: Request, index: int, now_ms: int) -> str:
+        """Execute a request on the model; return the status that it must have."""
+        try:
+            self.model.do(request.body, request.caller, index, now_ms)
+        except Refusal as refusal:
+            return str(refusal)
+        return "OK"
 
     def _name_blocks(self, body: Any, response: Response) -> None:
         """Remember which blocks an open key was given: after a loss of the log's tail its id may be another one's, with other blocks."""

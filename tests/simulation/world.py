@@ -59,7 +59,7 @@ class World:
         self.registry: dict[bytes, Request] = {}
         self.truth = self.new_truth()
         self.log = LogPartition(self.scheduler, self.broker_ms, self._landed)
-        self.requests = RequestPartition(self.broker_ms)
+        self.requests = self.new_requests()
         self.invariants = self.INVARIANTS(lambda: self.truth, self._reply, self._hear)
         self.ids = SequenceIds(seed=1)
         self.nodes = {
@@ -79,6 +79,9 @@ class World:
 
     def new_truth(self) -> Truth:
         return Truth(self.registry, self.seen, LIMITS.max_batch_requests, PIPELINES)
+
+    def new_requests(self) -> RequestPartition:
+        return RequestPartition(self.broker_ms)
 
     def broker_ms(self) -> int:
         return START_MS + self.scheduler.now_ms + self.broker_skew_ms
@@ -178,7 +181,11 @@ class World:
         """A response reaches its client."""
         if self.responses:
             client_id, value = self.responses.pop(number % min(len(self.responses), 3))
-            self.clients[client_id[0] - 1].take(value, self.scheduler.now_ms)
+            if (client := self.client_of(client_id)) is not None:
+                client.take(value, self.scheduler.now_ms)
+
+    def client_of(self, client_id: bytes) -> Client | None:
+        return self.clients[client_id[0] - 1]
 
     def resend(self) -> None:
         for client in self.clients:

@@ -11,6 +11,9 @@ descriptors that the database needs. Rules:
 
 A connection whose request is at work, or which was upgraded, is never ended here; one is idle again once its answer is
 made.
+
+4. What is no HTTP is answered with 400, and the log says how many such there were, every NOTE_S. aiohttp would write a
+   traceback for each, with the bytes: anybody could fill the disk, and a proof in a header would be in the log.
 """
 
 from __future__ import annotations
@@ -19,10 +22,14 @@ import asyncio
 import json
 import logging
 import resource
+import time
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.log import server_logger
 from aiohttp.web_protocol import RequestHandler
 
 from schemas.result_codes import INVALID_REQUEST, OVERLOADED
@@ -55,11 +62,33 @@ def raise_descriptors(wanted: int = WANTED_DESCRIPTORS) -> int:
     return wanted if soft == resource.RLIM_INFINITY else soft
 
 
+class ServerLog(logging.LoggerAdapter[logging.Logger]):
+    """The log of an HTTP server: defects as they are, requests that are none by their number alone."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(server_logger, None)
+        self._clock = clock
+        self._noted_s = -NOTE_S
+        self._untold = 0
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
+        """Log a defect with its traceback; count a request that is none, or whose caller has gone meanwhile."""
+        if not isinstance(exc_info, HttpProcessingError | ConnectionError):
+            super().exception(msg, *args, exc_info=exc_info, **more)
+            return
+        self._untold += 1
+        if (now_s := self._clock()) - self._noted_s >= NOTE_S:
+            log.warning("%d requests were no HTTP, or their callers had gone", self._untold)
+            self._noted_s, self._untold = now_s, 0
+
+
 class BoundedServer(web.Server):
     """aiohttp's server within the rules above; for one event loop."""
 
     def __init__(self, handler: Any, *, most: int = MAX_WEB_CONNECTIONS, request_factory: Any, **more: Any) -> None:
-        super().__init__(self._serve, request_factory=request_factory, keepalive_timeout=IDLE_S, **more)
+        super().__init__(
+            self._serve, request_factory=request_factory, keepalive_timeout=IDLE_S, logger=ServerLog(), **more
+        )  # fmt: skip
         self.most = most
         self.refused = 0
         """Connections that were refused, ever."""

@@ -48,11 +48,15 @@ def make(
     _say([authority.certify(holder, host or (), now_s=int(time.time()))], authority, as_json=as_json)
 
 
-def renew(context: typer.Context, *, as_json: JsonOption = False) -> None:
+def renew(
+    context: typer.Context, *,
+    all_: Annotated[bool, typer.Option("--all", help="Renew all at once, whatever time they have left.")] = False,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
     """Renew every certificate with less than a third of its time left. Do it daily: nothing is restarted."""
     authority = _authority(settings_of(context))
     now_s = int(time.time())
-    issued = [authority.certify(holder, hosts, now_s=now_s) for holder, hosts in authority.holders()]
+    issued = [authority.certify(holder, hosts, now_s=now_s, anew=all_) for holder, hosts in authority.holders()]
     _say(issued, authority, as_json=as_json)
     if authority.is_due(now_s):
         console.print("the authority's own certificate has less than a third of its time left", style="yellow")

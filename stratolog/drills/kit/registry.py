@@ -139,6 +139,17 @@ DRILLS: tuple[Drill, ...] = (
         ),
         touches="Two stacks of its own (one broker, three nodes each), which are deleted; nothing of the running stack.",
     ),
+    Drill(
+        name="rotate-keys",
+        does=(
+            "Passwords, all certificates, users' secrets and delegation tokens are changed under load by every way in: "
+            "nothing is refused, and old keys are."
+        ),
+        touches=(
+            "A secure stack of its own (one broker, two nodes, three datanodes), which is deleted; nothing of the "
+            "running stack."
+        ),
+    ),
 )  # fmt: skip
 
 

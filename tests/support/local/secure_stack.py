@@ -51,8 +51,9 @@ class SecureStack:
     settings: Settings
 
     @classmethod
-    def start(cls, folder: Path) -> SecureStack:
-        found = cls(stack.up(secure_settings(folder), detached=False))
+    def start(cls, folder: Path, **more: Any) -> SecureStack:
+        """Start a stack with two users of the brokers; ``more`` are settings."""
+        found = cls(stack.up(secure_settings(folder, **more), detached=False))
         for user in ("alice", "bob"):
             assert found.stratolog("admin", "kafka-user", "add", user).returncode == 0
         return found

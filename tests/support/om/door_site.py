@@ -102,12 +102,14 @@ class DoorSite:
         self.readable: str | None = None
         """The code with which reads are refused."""
         self.asked: list[tuple[str, dict[int, int]]] = []
+        self.hurried = 0
         self.failures: list[BaseException] = []
         self.leader: AnsweringLeader | None = None
         replica: Any = self
         consistency: Any = self
         self.lookups = DoorLookups({0: replica}, consistency, self.failures.append)
-        self.evidence, self.lock = None, nullcontext()
+        self.evidence: str | None = None
+        self.lock = nullcontext()
         self.identities = Identities(SECRET, lambda: replica, SystemClock()) if signed else None
         self.door = DirectDoor(node, cluster, {0: replica}, self.lookups, self.identities)
         self.loop = asyncio.new_event_loop()
@@ -115,6 +117,10 @@ class DoorSite:
         self._thread.start()
         self._runner: Any = None
         self.port = self.do(self._start())
+
+    def hurry(self) -> None:
+        """A lookup waits for the index of its session."""
+        self.hurried += 1
 
     @property
     def address(self) -> str:

@@ -17,7 +17,14 @@ from schemas.access.credentials import (
     parse_credentials,
     parse_token,
 )
-from schemas.access.signatures import MAX_CLOCK_SKEW_MS, presented, seal_of, sealed_key, user_authorization
+from schemas.access.signatures import (
+    MAX_CLOCK_SKEW_MS,
+    MAX_REST_BYTES,
+    presented,
+    seal_of,
+    sealed_key,
+    user_authorization,
+)
 from schemas.privilege import ClusterSecret
 from schemas.trace_context import traceparent_of
 
@@ -88,6 +95,18 @@ def test_other_keys_are_no_signatures_and_signatures_are_no_other_keys():
         sealed = sealed_key(Credentials("a" * min(length, 64) + ":7", bytes(32)), b"request")
         assert traceparent_of(sealed) is None
         assert not CLUSTER.proves(sealed, b"request")
+
+
+def test_a_key_with_more_behind_its_signature_than_can_be_signed_is_none():
+    """Found by ``tests/chaos/fuzz``: the leader that compared such a signature ended, and so did the next one."""
+    longest = sealed_key(ALICE, b"request", bytes(MAX_REST_BYTES))
+    found = seal_of(longest, b"request")
+    assert found is not None
+    assert found.is_of(ALICE)
+    for more in (1, 45, 100_000):
+        assert seal_of(longest + bytes(more), b"request") is None
+    with pytest.raises(ValueError, match="range"):
+        sealed_key(ALICE, b"request", bytes(MAX_REST_BYTES + 1))
 
 
 def test_a_call_of_http_is_good_for_itself_alone():

@@ -8,29 +8,28 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import pytest
 from crc32c import crc32c
 
-from om_processors.doors import direct_door, door_connection
+from om_processors.doors import direct_door, door_connection, door_lookups
 from om_processors.doors.door_connection import GREETING_S, HALF_FRAME_S, LAST_WORDS_S, UNREAD_S, DoorConnection
 from om_processors.doors.door_lookups import found_rows
 from schemas.codecs.codec import decode_as, encode
 from schemas.codecs.envelopes import MAX_ENVELOPE_MESSAGES, responses_in
 from schemas.door.frames import MAX_READ_KEYS, UPGRADE, DoorFrame, DoorFrames, DoorKind, door_frame, keyed
-from schemas.door.talk import DoorRole, DoorState, DoorTalk
+from schemas.door.talk import DoorRole, DoorState
 from schemas.records.datanode import StreamError
 from schemas.records.door import DoorLeaders, DoorRead, DoorRows
 from schemas.records.messages import CreateVolume, PutKey, Requests, Response
 from schemas.records.rows import KeyInfo
 from tests.support.om.door_site import DoorSite
 from tests.support.om.om_world import request_of
+from tests.support.om.raw_door import HELLO, RawDoor
 
 WAIT_S = 30.0
-UPGRADING = f"GET /v1/door HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}\r\n\r\n".encode()
-HELLO = DoorTalk(DoorRole.CLIENT, "c0ffee").hello()
 
 
 @pytest.fixture
@@ -38,45 +37,6 @@ def site() -> Iterator[DoorSite]:
     found = DoorSite()
     yield found
     found.close()
-
-
-class Peer:
-    """A client without rules: it sends any bytes."""
-
-    def __init__(self, site: DoorSite, first: bytes = UPGRADING + HELLO) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", site.port), WAIT_S)
-        self.sock.settimeout(WAIT_S)
-        self.frames = DoorFrames(DoorRole.CLIENT.hears)
-        self.sock.sendall(first[: len(UPGRADING)])
-        head = b""
-        while b"\r\n\r\n" not in head:
-            head += self.sock.recv(1)
-        assert head.startswith(b"HTTP/1.1 101 "), head
-        self.sock.sendall(first[len(UPGRADING) :])
-        self.heard: list[DoorFrame] = []
-
-    def hear(self, kind: DoorKind) -> DoorFrame:
-        """Return the next frame of a kind; those before it are passed over."""
-        while True:
-            while self.heard:
-                if (frame := self.heard.pop(0)).kind is kind:
-                    return frame
-            data = self.sock.recv(65536)
-            assert data, "the node has closed the connection"
-            self.heard += self.frames.take(data)
-
-    def refusal(self) -> str:
-        """Return why the node ends the connection; it must end."""
-        error = decode_as(StreamError, self.hear(DoorKind.ERROR).payload)
-        while self.sock.recv(65536):
-            pass
-        return error.message
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.sock.close()
 
 
 def wait_until(holds: Callable[[], object]) -> None:
@@ -96,7 +56,7 @@ def test_the_door_is_for_those_who_know_it(site: DoorSite):
 
 
 def test_a_node_tells_who_leads_and_when_that_changes(site: DoorSite):
-    with Peer(site) as peer:
+    with RawDoor(site.address, timeout_s=WAIT_S) as peer:
         first = decode_as(DoorLeaders, peer.hear(DoorKind.LEADERS).payload)
         assert (first.shards, first.leaders[0].address) == (1, "")
         site.lead(term=4)
@@ -107,7 +67,7 @@ def test_a_node_tells_who_leads_and_when_that_changes(site: DoorSite):
 def test_requests_for_a_leader_elsewhere_are_refused_behind_a_word_on_who_leads(site: DoorSite):
     site.follow(7, "om2", "10.0.0.2:9871")
     requests = [encode(request_of(CreateVolume(volume=f"v{n}"))) for n in range(3)]
-    with Peer(site) as peer:
+    with RawDoor(site.address, timeout_s=WAIT_S) as peer:
         peer.sock.sendall(door_frame(DoorKind.REQUESTS, encode(Requests(requests=requests))))
         answers = [decode_as(Response, one) for one in responses_in(peer.hear(DoorKind.ANSWERS).payload)]
     assert {answer.status for answer in answers} == {"NOT_LEADER"}
@@ -132,7 +92,7 @@ def test_requests_for_a_leader_elsewhere_are_refused_behind_a_word_on_who_leads(
     ],
 )
 def test_a_peer_that_breaks_the_rules_is_told_and_left(site: DoorSite, sent: bytes, why: str):
-    with Peer(site) as bad, Peer(site) as good:
+    with RawDoor(site.address, timeout_s=WAIT_S) as bad, RawDoor(site.address, timeout_s=WAIT_S) as good:
         bad.sock.sendall(sent)
         assert re.search(why, bad.refusal())
         site.lead()
@@ -152,26 +112,26 @@ def test_any_bytes_end_one_connection_and_nothing_else(site: DoorSite):
         if rng.random() < 0.5:  # a right checksum, and any content
             del frame[16:20]
             frame[16:16] = crc32c(bytes(frame[16:]), crc32c(bytes(frame[:16]))).to_bytes(4, "big")
-        with Peer(site) as peer:
+        with RawDoor(site.address, timeout_s=WAIT_S) as peer:
             peer.sock.sendall(bytes(frame))
             peer.sock.shutdown(socket.SHUT_WR)
             while peer.sock.recv(65536):
                 pass
     wait_until(lambda: site.door.connections == 0)
     assert not leader.calls, "whatever was executed was answered"
-    with Peer(site) as peer:
+    with RawDoor(site.address, timeout_s=WAIT_S) as peer:
         peer.sock.sendall(door_frame(DoorKind.REQUESTS, value))
         assert decode_as(Response, peer.hear(DoorKind.ANSWERS).payload).status == "OK"
 
 
 def test_more_connections_than_are_taken_are_refused(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(direct_door, "MAX_DOOR_CONNECTIONS", 2)
-    with Peer(site), Peer(site):
+    with RawDoor(site.address, timeout_s=WAIT_S), RawDoor(site.address, timeout_s=WAIT_S):
         answer = httpx.get(f"http://{site.address}/v1/door", headers={"Upgrade": UPGRADE}, trust_env=False)
         assert (answer.status_code, answer.json()["error"]) == (503, "OVERLOADED")
         assert "2 direct connections are open at om1" in answer.json()["message"]
     wait_until(lambda: site.door.connections == 0)
-    with Peer(site):
+    with RawDoor(site.address, timeout_s=WAIT_S):
         pass
 
 
@@ -423,7 +383,7 @@ def test_requests_come_to_the_leader_while_it_leads_and_are_refused_afterwards(s
     leader = site.lead(term=4)
     requests = [request_of(CreateVolume(volume=f"v{n}")) for n in range(2)]
     sent = [door_frame(DoorKind.REQUESTS, encode(Requests(requests=[encode(one)]))) for one in requests]
-    with Peer(site) as peer:
+    with RawDoor(site.address, timeout_s=WAIT_S) as peer:
         assert decode_as(DoorLeaders, peer.hear(DoorKind.LEADERS).payload).leaders[0].term == 4
         peer.sock.sendall(sent[0])
         [answer] = responses_in(peer.hear(DoorKind.ANSWERS).payload)
@@ -441,14 +401,17 @@ def test_requests_come_to_the_leader_while_it_leads_and_are_refused_afterwards(s
 def test_the_door_looks_for_silent_clients_while_there_are_any(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(direct_door, "LOOK_INTERVAL_S", 0.01)
     monkeypatch.setattr(door_connection, "GREETING_S", 0.2)
-    with Peer(site) as polite, Peer(site, UPGRADING) as silent:
+    with (
+        RawDoor(site.address, timeout_s=WAIT_S) as polite,
+        RawDoor(site.address, hello=b"", timeout_s=WAIT_S) as silent,
+    ):
         assert silent.refusal() == "no HELLO within 0 s"
         wait_until(lambda: site.door.connections == 1)
         site.follow(9, "om3", "10.0.0.3:9871")  # no leader of this node says so: the door finds it out by looking
         while decode_as(DoorLeaders, polite.hear(DoorKind.LEADERS).payload).leaders[0].term != 9:
             pass
     wait_until(lambda: site.door.connections == 0)
-    with Peer(site, UPGRADING) as another:
+    with RawDoor(site.address, hello=b"", timeout_s=WAIT_S) as another:
         assert another.refusal() == "no HELLO within 0 s", "after a rest it looks again"
 
 
@@ -458,7 +421,7 @@ def test_the_door_looks_for_silent_clients_while_there_are_any(site: DoorSite, m
 def test_a_lookup_has_one_key_or_more(site: DoorSite):
     for count in (0, MAX_READ_KEYS + 1):
         read = DoorRead(consistency="stale", index=0, volume="vol1", bucket="bucket1", keys=["k"] * count)
-        with Peer(site) as peer:
+        with RawDoor(site.address, timeout_s=WAIT_S) as peer:
             peer.sock.sendall(door_frame(DoorKind.READ, encode(read), number=9))
             frame = peer.hear(DoorKind.ROWS)
         assert frame.number == 9
@@ -471,7 +434,7 @@ def test_keys_of_snapshots_and_unknown_consistencies_are_refused(site: DoorSite)
         ("k", "x", "INVALID_REQUEST"),
     ):
         read = DoorRead(consistency=consistency, index=0, volume="vol1", bucket="bucket1", keys=[key])
-        with Peer(site) as peer:
+        with RawDoor(site.address, timeout_s=WAIT_S) as peer:
             peer.sock.sendall(door_frame(DoorKind.READ, encode(read)))
             assert decode_as(DoorRows, peer.hear(DoorKind.ROWS).payload).status == status
 
@@ -479,14 +442,16 @@ def test_keys_of_snapshots_and_unknown_consistencies_are_refused(site: DoorSite)
 @pytest.mark.parametrize("consistency", ["linearizable", "session"])
 def test_who_waits_for_a_shard_that_cannot_be_read_is_told_and_the_next_is_answered(site: DoorSite, consistency: str):
     read = DoorRead(consistency=consistency, index=101, volume="vol1", bucket="bucket1", keys=["k"])
-    site.readable = "NO_LEADER"
-    with Peer(site) as peer:
+    # A read of a session asks no leader: it is refused if the replica is flagged.
+    site.readable = status = "NO_LEADER" if consistency == "linearizable" else "REPLICA_FLAGGED"
+    site.evidence = "a divergence" if consistency == "session" else None
+    with RawDoor(site.address, timeout_s=WAIT_S) as peer:
         peer.sock.sendall(b"".join(door_frame(DoorKind.READ, encode(read), number=number) for number in (1, 2)))
         for number in (1, 2):
             frame = peer.hear(DoorKind.ROWS)
             refusal = decode_as(DoorRows, frame.payload)
-            assert (frame.number, refusal.status, refusal.message, refusal.rows) == (number, "NO_LEADER", "not now", [])
-        site.readable = None
+            assert (frame.number, refusal.status, refusal.rows) == (number, status, [])
+        site.readable = site.evidence = None
         site.position.index = 101
         peer.sock.sendall(door_frame(DoorKind.READ, encode(read), number=3))
         answer = decode_as(DoorRows, peer.hear(DoorKind.ROWS).payload)
@@ -496,7 +461,7 @@ def test_who_waits_for_a_shard_that_cannot_be_read_is_told_and_the_next_is_answe
 
 def test_a_flagged_replica_answers_no_lookup(site: DoorSite):
     site.readable = "REPLICA_FLAGGED"
-    with Peer(site) as peer:
+    with RawDoor(site.address, timeout_s=WAIT_S) as peer:
         peer.sock.sendall(door_frame(DoorKind.READ, encode(_read(["k"]))))
         assert decode_as(DoorRows, peer.hear(DoorKind.ROWS).payload).status == "REPLICA_FLAGGED"
 
@@ -507,12 +472,12 @@ def test_a_session_waits_until_the_node_has_applied_what_it_names(site: DoorSite
         DoorRead(consistency="session", index=index, volume="vol1", bucket="bucket1", keys=["k"])
         for index in (103, 100)
     )
-    with Peer(site) as peer:
+    with RawDoor(site.address, timeout_s=WAIT_S) as peer:
         peer.sock.sendall(door_frame(DoorKind.READ, encode(behind), number=1))
-        wait_until(lambda: site.asked)
+        wait_until(lambda: site.hurried)
         peer.sock.sendall(door_frame(DoorKind.READ, encode(there), number=2))
         assert peer.hear(DoorKind.ROWS).number == 2
-        assert site.asked == [("session", {0: 103})]
+        assert site.asked == [], "nobody asks the leader"
         site.position.index = 103
         frame = peer.hear(DoorKind.ROWS)
     assert (frame.number, decode_as(DoorRows, frame.payload).index) == (1, 103)
@@ -521,14 +486,48 @@ def test_a_session_waits_until_the_node_has_applied_what_it_names(site: DoorSite
 def test_no_more_lookups_of_a_shard_wait_than_the_limit_says(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("om_processors.doors.door_lookups.MAX_WAITING", 2)
     read = encode(DoorRead(consistency="session", index=101, volume="vol1", bucket="bucket1", keys=["k"]))
-    with Peer(site) as peer:
+    with RawDoor(site.address, timeout_s=WAIT_S) as peer:
         peer.sock.sendall(door_frame(DoorKind.READ, read, number=1))
-        wait_until(lambda: site.asked)  # the first has its turn, the others wait for theirs
-        peer.sock.sendall(b"".join(door_frame(DoorKind.READ, read, number=number) for number in (2, 3, 4)))
+        wait_until(lambda: site.hurried)
+        peer.sock.sendall(b"".join(door_frame(DoorKind.READ, read, number=number) for number in (2, 3)))
         frame = peer.hear(DoorKind.ROWS)
-        assert (frame.number, decode_as(DoorRows, frame.payload).status) == (4, "OVERLOADED")
+        assert (frame.number, decode_as(DoorRows, frame.payload).status) == (3, "OVERLOADED")
         site.position.index = 101
-        assert sorted(peer.hear(DoorKind.ROWS).number for _ in range(3)) == [1, 2, 3]
+        assert sorted(peer.hear(DoorKind.ROWS).number for _ in range(2)) == [1, 2]
+
+
+def test_who_waits_for_an_index_that_never_comes_holds_up_nobody(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
+    """Found by ``tests.chaos.fuzz``: one wait was for the highest index that anybody named, and refused all with it."""
+    monkeypatch.setattr("om_processors.doors.door_lookups.READ_DEADLINE_S", 0.5)
+    place: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1", "keys": ["k"]}
+    never = door_frame(DoorKind.READ, encode(DoorRead(consistency="session", index=2**62, **place)), number=1)
+    soon = door_frame(DoorKind.READ, encode(DoorRead(consistency="session", index=101, **place)), number=2)
+    linearizable = door_frame(DoorKind.READ, encode(DoorRead(consistency="linearizable", index=0, **place)), number=3)
+    with RawDoor(site.address, timeout_s=WAIT_S) as hostile, RawDoor(site.address, timeout_s=WAIT_S) as honest:
+        hostile.send(never)
+        wait_until(lambda: site.hurried)
+        honest.send(soon + linearizable)
+        assert honest.hear(DoorKind.ROWS).number == 3
+        site.position.index = 101
+        frame = honest.hear(DoorKind.ROWS)
+        assert (frame.number, decode_as(DoorRows, frame.payload).status) == (2, "OK")
+        told = decode_as(DoorRows, hostile.hear(DoorKind.ROWS).payload)
+        assert (told.status, "not caught up" in told.message) == ("NOT_CAUGHT_UP", True)
+    assert not site.lookups._session_turns
+
+
+def test_lookups_whose_index_never_comes_are_forgotten(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(door_lookups, "READ_DEADLINE_S", -1.0)
+    monkeypatch.setattr(door_lookups, "SPARE_ENTRIES", 10)
+    waiting = door_lookups._Sessions()
+    for number in range(200):
+        read = DoorRead(consistency="session", index=2**40 + number, volume="v", bucket="b", keys=["k"])
+        waiting.add(door_lookups._Lookup(read, lambda _: None, None, lambda: False))
+        assert waiting.reached(7) == []
+        assert len(waiting.late()) == 1
+        assert len(waiting) == 0
+    assert len(waiting._by_index) <= 11
+    assert not waiting._by_age
 
 
 def test_rows_have_a_limit(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
@@ -574,7 +573,7 @@ def test_a_listing_gives_rows_as_they_are_stored_up_to_its_limits(site: DoorSite
     ],
 )  # fmt: skip
 def test_a_listing_that_is_none_is_refused(site: DoorSite, read: DoorRead, status: str, why: str):
-    with Peer(site) as peer:
+    with RawDoor(site.address, timeout_s=WAIT_S) as peer:
         peer.sock.sendall(door_frame(DoorKind.READ, encode(read)))
         answer = decode_as(DoorRows, peer.hear(DoorKind.ROWS).payload)
     assert (answer.status, answer.message) == (status, why)
@@ -600,7 +599,7 @@ def test_bytes_come_with_their_rows(site: DoorSite):
 
 def test_bytes_come_over_the_wire(site: DoorSite):
     site.world.do(PutKey(volume="vol1", bucket="bucket1", key="a", data=bytes(range(256))))
-    with Peer(site) as peer:
+    with RawDoor(site.address, timeout_s=WAIT_S) as peer:
         peer.sock.sendall(door_frame(DoorKind.READ, encode(_read(["a"])), number=9))
         rows = decode_as(DoorRows, peer.hear(DoorKind.ROWS).payload)
     assert rows.data == [bytes(range(256))]

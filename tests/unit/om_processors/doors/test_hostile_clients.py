@@ -150,7 +150,7 @@ def test_lookups_of_a_client_that_has_gone_are_not_answered(site: DoorSite, monk
     read = DoorRead(consistency="session", index=9, volume="vol1", bucket="bucket1", keys=["k"] * 20)
     with RawDoor(site.address) as door:
         door.send(door_frame(DoorKind.READ, encode(read)) * 50)
-        wait_until(lambda: site.asked)
+        wait_until(lambda: site.hurried)
     wait_until(lambda: site.door.connections == 0)
     site.position.index = 9
     with RawDoor(site.address) as door:

@@ -268,6 +268,21 @@ def test_the_state_of_the_process_is_for_anybody(site: Site):
         assert judged(site, None, path=path, query="") == (None, None)
 
 
+def test_where_tls_is_spoken_the_state_of_the_process_is_for_those_who_are_known(site: Site):
+    """A call with a header that a user might sign passes the first guard, so this one must look at it."""
+    guard = ReaderGuard(SECRET, site.identities, secure=True)
+    somebody = PeerIdentity(name="prometheus", role=Role.CLIENT)
+    for path in ("/health", "/status", "/metrics"):
+        for wrong in (None, "Stratolog-User x", f"Stratolog-User ann:1 0 {'0' * 64}", signed(site, site.ann)):
+            headers = {"Host": "om1:9871"} | ({} if wrong is None else {"Authorization": wrong})
+            assert isinstance(guard.judge("GET", path, path, headers), Denied), wrong
+            assert guard.judge("GET", path, path, headers, somebody) == (None, None)
+        own = {"Host": "om1:9871", "Authorization": signed(site, site.ann, path=path, query="")}
+        found = guard.judge("GET", path, path, own)
+        assert not isinstance(found, Denied)
+        assert found[0] == site.ann.name
+
+
 @pytest.mark.parametrize("role", Role)
 def test_a_certificate_of_a_member_reads_and_that_of_a_client_says_nothing_of_its_user(site: Site, role: Role):
     guard = ReaderGuard(SECRET, site.identities)

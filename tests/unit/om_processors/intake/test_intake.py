@@ -14,6 +14,7 @@ from xxhash import xxh3_128_digest
 
 from om_processors.intake import request_reader
 from om_processors.intake.core.backlog import Backlog
+from om_processors.intake.core.seldom_note import NOTE_MS
 from om_processors.intake.gateway import Gateway, Received
 from om_processors.intake.intake import RequestIntake
 from om_processors.intake.outbox import KafkaOutbox
@@ -238,6 +239,18 @@ def test_bytes_that_are_no_request_are_kept_with_the_reason(case: Case):
     assert (record.shard, record.offset, record.node, record.value) == (SHARD, 1, "om1", b"nonsense")
     assert record.rejected_at_ms == case.clock.now_ms
     assert [noted.startswith(f"rejected offset 1 of {OM_REQUESTS}/{SHARD}: ") for noted in case.noted] == [True]
+
+
+def test_a_flood_of_what_is_no_request_does_not_fill_the_log(case: Case):
+    found = case.start()
+    case.say(*[b"nonsense %d" % number for number in range(20)], request("vol1"))
+    assert names(take(found, 1)) == ["vol1"]
+    assert len(case.noted) == 1
+    case.clock.advance(NOTE_MS)
+    case.say(b"nonsense", request("vol2", 2))
+    assert names(take(found, 1)) == ["vol2"]
+    assert case.noted[-1].endswith(" (and 19 more before)")
+    assert len(case.noted) == 2
 
 
 def test_a_privileged_request_is_proven_by_the_key_of_its_record(case: Case):

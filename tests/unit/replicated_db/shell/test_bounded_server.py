@@ -7,9 +7,28 @@ from collections.abc import Iterator
 
 import faust
 import pytest
+from aiohttp.http_exceptions import BadHttpMessage
 
 from replicated_db.shell.web import bounded_server, node_web
-from replicated_db.shell.web.bounded_server import MAX_WEB_CONNECTIONS, raise_descriptors
+from replicated_db.shell.web.bounded_server import MAX_WEB_CONNECTIONS, NOTE_S, ServerLog, raise_descriptors
+
+
+def test_what_is_no_http_is_told_by_its_number_alone(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 100.0
+    kept = ServerLog(lambda: now_s)
+    for number in range(50):
+        kept.exception(
+            "Error handling request from %s", "somebody", exc_info=BadHttpMessage(f"Authorization: x{number}")
+        )
+    assert [one.getMessage() for one in caplog.records] == ["1 requests were no HTTP, or their callers had gone"]
+    now_s += NOTE_S
+    kept.exception("Error handling request from %s", "somebody", exc_info=BadHttpMessage("Authorization: x"))
+    assert caplog.records[-1].getMessage() == "50 requests were no HTTP, or their callers had gone"
+    assert "Authorization" not in caplog.text
+    kept.exception("Error handling request from %s", "somebody", exc_info=ConnectionResetError("gone"))
+    assert "gone" not in caplog.text.replace("callers had gone", "")
+    kept.exception("Error handling request from %s", "somebody", exc_info=ValueError("a defect"))
+    assert "ValueError: a defect" in caplog.text
 
 
 @pytest.fixture

@@ -64,6 +64,17 @@ def test_a_right_certificate_stays_until_a_third_of_its_time_is_left(tmp_path: P
     assert certificate(first.path).not_valid_after_utc.timestamp() == later + CERTIFICATE_DAYS * DAY_S
 
 
+def test_a_certificate_is_made_anew_when_that_is_asked_for(tmp_path: Path):
+    made = authority(tmp_path / "a")
+    path = made.certify(OM1, ["om.example"], now_s=NOW_S).path
+    content = path.read_bytes()
+    ((holder, hosts),) = made.holders()
+    assert made.certify(holder, hosts, now_s=NOW_S).reason is None
+    assert made.certify(holder, hosts, now_s=NOW_S, anew=True).reason == "it was asked for"
+    assert path.read_bytes() != content
+    assert made.certify(OM1, ["om.example"], now_s=NOW_S).reason is None, "it is for the same hosts"
+
+
 @pytest.mark.parametrize(
     "damage", [b"", b"\0" * 100, b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
 )

@@ -1,0 +1,1 @@
+"""What must hold after keys were changed under load. Pure."""
