@@ -14,7 +14,7 @@ from stratolog.configuration.settings import Settings
 from stratolog.errors import UsageError
 from stratolog.local.ports import Moved, free_datanodes, with_free_ports
 from stratolog.local.processes import free_ports
-from stratolog.local.state import BROKER, SETTINGS_FILE, StackState
+from stratolog.local.state import SETTINGS_FILE, StackState
 
 FIXED = ("cluster", "shards", "brokers", "response_partitions", "durability")
 """Settings that are built into the data: a stack's data directory refuses others."""
@@ -26,7 +26,7 @@ def effective_settings(settings: Settings, before: StackState) -> tuple[Settings
     """Return the settings with the stack's addresses, and the processes that listen elsewhere than the settings say."""
     path = settings.data_dir / SETTINGS_FILE
     stored = load_settings(path, environment={}) if path.exists() else None
-    settings = _with_security(settings, stored, is_running=any(one.kind == BROKER for one in before.running()))
+    settings = _with_security(settings, stored, before)
     if stored is None:
         return with_free_ports(settings)
     for name in FIXED:
@@ -53,11 +53,12 @@ def effective_settings(settings: Settings, before: StackState) -> tuple[Settings
     return with_free_ports(settings)
 
 
-def _with_security(settings: Settings, stored: Settings | None, *, is_running: bool) -> Settings:
+def _with_security(settings: Settings, stored: Settings | None, before: StackState) -> Settings:
     """Return the settings with how processes reach the brokers of this stack; makes the authority of a secure one.
 
-    A stack stays secure, or open, until it is started otherwise; brokers that run refuse that by a UsageError.
+    A stack stays secure, or open, until it is started otherwise; processes that run refuse that by a UsageError.
     """
+    is_running = bool(before.running())
     if given := sorted(_OPEN.keys() & settings.explicit):
         raise UsageError(
             f"the local stack makes the settings {', '.join(_OPEN)} itself ('stratolog up --secure'): leave out "
@@ -66,7 +67,7 @@ def _with_security(settings: Settings, stored: Settings | None, *, is_running: b
     wanted = (stored.secure if stored else None) if settings.secure is None else settings.secure
     if stored is not None and is_running and bool(stored.secure) != bool(wanted):
         raise UsageError(
-            f"the brokers of the stack in {settings.data_dir} run: 'stratolog down' first, then it can change"
+            f"processes of the stack in {settings.data_dir} run: 'stratolog down' first, then it can change"
         )
     if not wanted:
         if "kafka" in settings.explicit or "node_bootstrap_servers" in settings.explicit:
@@ -79,9 +80,9 @@ def _with_security(settings: Settings, stored: Settings | None, *, is_running: b
         raise UsageError(
             "a secure local stack makes the settings 'kafka' and 'node_bootstrap_servers' itself: leave them out"
         )
-    if stored is not None and is_running:
-        servers = stored.node_bootstrap_servers
-    else:
+    # Nodes that run look for the brokers where they were, also for those that have to be started again.
+    servers = stored.node_bootstrap_servers if stored is not None and is_running else None
+    if servers is None:
         servers = ",".join(f"127.0.0.1:{port}" for port in free_ports(settings.brokers))
     options = operator_options(authority_of(settings.data_dir, settings.cluster))
     return replace(
