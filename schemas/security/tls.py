@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from schemas.security.certificates import ExpectedPeer, WrongPeer
+from schemas.security.sealed import ENCRYPTED_KEY, CannotOpen, KeyFileUnusable, password_that_opens, read_keys
 
 Stamp = tuple[tuple[int, int, int], ...]
 """Of each file: inode, time of change in nanoseconds, size."""
@@ -44,11 +45,14 @@ class TlsFiles:
     """The own certificate, and those between it and the authority; None: this process shows none."""
     key: Path | None = None
     """The certificate's key; None: it is in the same file."""
+    key_encryption: Path | None = None
+    """The file with the key-encryption key, if the certificate's key is encrypted (``schemas.security.sealed``)."""
 
     @property
     def all(self) -> tuple[Path, ...]:
         """Return every file that is read."""
-        return tuple(path for path in (self.ca, self.certificate, self.key) if path is not None)
+        named = (self.ca, self.certificate, self.key, self.key_encryption)
+        return tuple(path for path in named if path is not None)
 
 
 def must_load(loaded: Stamp, refused: Stamp | None, seen: Stamp | None) -> bool:
@@ -160,8 +164,10 @@ def _new_context(
     _load(f"authorities' certificates {files.ca}", lambda: context.load_verify_locations(files.ca))
     if files.certificate is not None:
         certificate, key = files.certificate, files.key
-        # A key with a passphrase would have OpenSSL ask for it on the terminal.
-        _load(f"certificate {certificate} and its key", lambda: context.load_cert_chain(certificate, key, lambda: ""))
+        what = f"certificate {certificate} and its key"
+        # Without a password OpenSSL would ask for one on the terminal.
+        password = _password(what, key or certificate, files.key_encryption)
+        _load(what, lambda: context.load_cert_chain(certificate, key, lambda: password))
     if expected is not None:
         # mypy knows the classes that ssl has, not that others may take their place.
         context.sslsocket_class, context.sslobject_class = _judging_classes(expected)
@@ -174,6 +180,23 @@ def _load(what: str, load: Callable[[], None]) -> None:
     except (OSError, ValueError, TypeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise TlsUnusable(f"{what}: {why}") from error
+
+
+def _password(what: str, key: Path, key_encryption: Path | None) -> bytes:
+    """Return the password of a private key, empty for one in clear; raises TlsUnusable."""
+    try:
+        pem = key.read_bytes()
+        if ENCRYPTED_KEY not in pem:
+            return b""
+        if key_encryption is None:
+            raise TlsUnusable(f"{what}: the key is encrypted, and no 'key_encryption_file' is named")
+        return password_that_opens(pem, read_keys(key_encryption))
+    except OSError as error:
+        raise TlsUnusable(f"{what}: {error.strerror}") from error
+    except CannotOpen as error:
+        raise TlsUnusable(f"{what}: {error}, not that of {key_encryption}") from error
+    except KeyFileUnusable as error:
+        raise TlsUnusable(f"{what}: 'key_encryption_file': {error}") from error
 
 
 def _judging_classes(expected: ExpectedPeer) -> tuple[type[ssl.SSLSocket], type[ssl.SSLObject]]:

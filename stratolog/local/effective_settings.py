@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.kafka.connection import CA_FILE, CERTIFICATE_FILE
+from stratolog.brokers.at_rest import encrypt, ensure_key, key_file_of
 from stratolog.brokers.identities import authority_of, operator_options
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
@@ -65,6 +66,8 @@ def _with_security(settings: Settings, stored: Settings | None, before: StackSta
             f"{', '.join(given)}"
         )
     wanted = (stored.secure if stored else None) if settings.secure is None else settings.secure
+    key_file = key_file_of(settings, stored)
+    settings = replace(settings, key_encryption_file=key_file)
     if stored is not None and is_running and bool(stored.secure) != bool(wanted):
         raise UsageError(
             f"processes of the stack in {settings.data_dir} run: 'stratolog down' first, then it can change"
@@ -75,6 +78,7 @@ def _with_security(settings: Settings, stored: Settings | None, before: StackSta
                 "the settings 'kafka' and 'node_bootstrap_servers' are for brokers that know who asks, and the local "
                 "stack's are open: give 'stratolog up --secure', or leave them out"
             )
+        _encrypt(settings)
         return replace(settings, secure=wanted, kafka=(), node_bootstrap_servers=None, **_OPEN)
     if "kafka" in settings.explicit or "node_bootstrap_servers" in settings.explicit:
         raise UsageError(
@@ -84,11 +88,18 @@ def _with_security(settings: Settings, stored: Settings | None, before: StackSta
     servers = stored.node_bootstrap_servers if stored is not None and is_running else None
     if servers is None:
         servers = ",".join(f"127.0.0.1:{port}" for port in free_ports(settings.brokers))
-    options = operator_options(authority_of(settings.data_dir, settings.cluster))
+    _encrypt(settings)
+    options = operator_options(authority_of(settings.data_dir, settings.cluster, key_file))
     return replace(
         settings, secure=True, kafka=tuple(sorted(options.items())), node_bootstrap_servers=servers,
         tls_ca_file=Path(options[CA_FILE]), tls_certificate_file=Path(options[CERTIFICATE_FILE]), tls_key_file=None,
     )  # fmt: skip
+
+
+def _encrypt(settings: Settings) -> None:
+    """Have keys and secrets encrypted if they are to be; ends what a killed command has begun. Raises UsageError."""
+    if settings.key_encryption_file is not None:
+        encrypt(settings, ensure_key(settings, settings.key_encryption_file))
 
 
 def _with_datanodes(settings: Settings, stored: Settings, moved: list[Moved], *, running: bool) -> Settings:

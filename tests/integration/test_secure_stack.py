@@ -24,15 +24,19 @@ from schemas.records.datanode import ClosePipeline
 from schemas.security.certificates import PeerIdentity, Role
 from schemas.security.tls import ProcessTls, TlsFiles
 from spark_streaming.verdicts.core.words import EQUAL
+from stratolog.brokers import at_rest
 from stratolog.brokers.access_rules import are_acls_kept
 from stratolog.brokers.admission import admin_of
 from stratolog.brokers.identities import member_options
 from stratolog.brokers.kafka_users import users
 from stratolog.cluster.verdicts import VerdictReader
+from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import UsageError
 from stratolog.local import stack, state
+from stratolog.local.processes import free_ports
 from stratolog.security.authority import open_authority
-from tests.support.local.secure_stack import SecureStack, read_error, write_error
+from stratolog.security.key_encryption import KeyEncryption
+from tests.support.local.secure_stack import SecureStack, read_error, secure_settings, write_error
 
 pytestmark = pytest.mark.integration
 
@@ -135,7 +139,8 @@ def test_commands_reach_a_secure_stack(secure):
     for words in (("status",), ("topics", "ensure"), ("admin", "kafka-user", "list"), ("sh", "volume", "list")):
         done = secure.stratolog(*words)
         assert done.returncode == 0, done.stdout + done.stderr
-    again = secure.stratolog("admin", "kafka-user", "add", "alice")
+    file = str(secure.password_file("alice"))
+    again = secure.stratolog("admin", "kafka-user", "add", "alice", "--password-file", file)
     assert "is there already" in again.stdout
 
 
@@ -145,47 +150,75 @@ def test_a_running_stack_does_not_become_open(secure):
 
 
 def test_no_secret_is_anywhere_but_in_its_file(secure):
+    """In the data directory, in no file: those with keys and secrets are encrypted. Nor in a log, ``ps``, a metric."""
     done = secure.stratolog("admin", "kafka-user", "add", "carol")
     assert done.returncode == 0, done.stderr
-    folder = secure.settings.data_dir
-    secrets = [secure.password_file(name).read_text() for name in ("alice", "bob", "carol")]
-    for path in folder.glob("authority/**/*.pem"):
-        text = path.read_text()
-        if "PRIVATE KEY" in text:
-            secrets.append(text.splitlines()[1])
-    assert len(secrets) >= 10
-    own = (folder / "kafka-users", folder / "authority")
+    file = secure.password_file("carol")
+    handed = secure.stratolog("admin", "kafka-user", "hand-out", "carol", "--file", str(file))
+    assert handed.returncode == 0, handed.stderr
+    folder, key_file = secure.settings.data_dir, secure.settings.key_encryption_file
+    assert not key_file.is_relative_to(folder)
+    with Client(secure.servers, kafka=secure.user("carol"), tls=secure.tls("carol")) as client:
+        client.create_volume("volume-of-carol")
+    keys = KeyEncryption(key_file)
+    found = list(at_rest.secret_files(secure.settings))
+    assert len(found) >= 10
+    assert all(one.is_encrypted for one in found)
+    secrets = [secure.password_file(name).read_bytes() for name in ("alice", "bob", "carol")]
+    for one in found:
+        clear = at_rest._clear(one, keys)
+        secrets.append(clear.splitlines()[1] if b"PRIVATE KEY" in clear else clear.strip())
+    secrets += keys.keys()
+    private = (folder / "kafka-users", folder / "authority")
     looked = 0
-    for path in [one for one in folder.rglob("*") if one.is_file() and not one.is_relative_to(own[0])]:
-        if path.is_relative_to(own[1]):
-            assert path.stat().st_mode & 0o077 == 0, path
-            continue
+    for path in [one for one in folder.rglob("*") if one.is_file()]:
         content = path.read_bytes()
-        assert not [one for one in secrets if one.encode() in content], path
+        assert not [one for one in secrets if one in content], path
+        assert b"BEGIN PRIVATE KEY" not in content, path
+        assert path.stat().st_mode & 0o077 == 0 or not any(map(path.is_relative_to, private)), path
         looked += 1
-    assert looked > 20
+    assert looked > 30
     for process in [one for one in Path("/proc").iterdir() if one.name.isdecimal()]:
         for what in ("cmdline", "environ"):
             try:
                 content = (process / what).read_bytes()
             except OSError:
                 continue
-            assert not [one for one in secrets if one.encode() in content], f"{process}/{what}"
+            assert not [one for one in secrets if one in content], f"{process}/{what}"
     verify = ProcessTls(secure.tls("prometheus")).client()
     metrics = httpx.get(f"https://{secure.settings.nodes[0].address}/metrics", trust_env=False, verify=verify)
     assert metrics.status_code == 200
-    assert not [one for one in secrets if one in metrics.text + done.stdout + done.stderr]
-    for path in own:
+    said = (metrics.text + done.stdout + done.stderr + handed.stdout).encode()
+    assert not [one for one in secrets if one in said]
+    for path in private:
         assert path.stat().st_mode & 0o777 == 0o700
+    for path in (key_file.parent, key_file):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_command_without_the_key_encryption_key_says_so(secure, tmp_path):
+    file = secure.settings.key_encryption_file
+    elsewhere = tmp_path / "key"
+    file.rename(elsewhere)
+    try:
+        for words in (("sh", "volume", "list"), ("admin", "certificate", "make", "erin"), ("admin", "keys", "rotate")):
+            done = secure.stratolog(*words)
+            assert done.returncode != 0
+            assert "key_encryption_file" in done.stderr
+            assert str(file) in done.stderr
+            assert "Traceback" not in done.stderr
+    finally:
+        elsewhere.rename(file)
 
 
 def test_a_removed_user_is_refused(secure):
-    assert secure.stratolog("admin", "kafka-user", "add", "dave").returncode == 0
+    file = ("--password-file", str(secure.password_file("dave")))
+    assert secure.stratolog("admin", "kafka-user", "add", "dave", *file).returncode == 0
     kept = secure.password_file("dave").read_text()
     dave = secure.user("dave")
     with Client(secure.servers, kafka=dave, tls=secure.tls("dave")) as client:
         client.create_volume("volume-of-dave")
-    assert secure.stratolog("admin", "kafka-user", "remove", "dave").returncode == 0
+    assert secure.stratolog("admin", "kafka-user", "remove", "dave", *file).returncode == 0
     assert not secure.password_file("dave").exists()
     secure.password_file("dave").write_text(kept)
     secure.password_file("dave").chmod(0o600)
@@ -317,7 +350,8 @@ def test_a_password_is_changed_under_load_and_the_broker_restarts(secure):
         thread.start()
         old = secure.password_file("bob").read_text()
         for _ in range(3):
-            assert secure.stratolog("admin", "kafka-user", "rotate", "bob").returncode == 0
+            file = str(secure.password_file("bob"))
+            assert secure.stratolog("admin", "kafka-user", "rotate", "bob", "--password-file", file).returncode == 0
             assert secure.password_file("bob").read_text() != old
             time.sleep(1)
         before = count
@@ -343,3 +377,23 @@ def test_the_audit_runs_as_a_principal_of_its_own(secure):
                 break
         else:
             pytest.fail("the audit of a secure stack has said nothing in two minutes")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_audit_names_a_diverged_key_where_calls_are_signed(tmp_path):
+    """Without TLS, so that no certificate speaks for it: the audit signs as itself, with credentials that 'up' made."""
+    ports = free_ports(4)
+    nodes = tuple(NodeAddress(name=f"om{n}", host="127.0.0.1", port=ports[n]) for n in (1, 2, 3))
+    settings = secure_settings(
+        tmp_path / "signed", auth="signed", audit=True, secure=None, datanodes=(), nodes=nodes,
+        bootstrap_servers=f"127.0.0.1:{ports[0]}", key_encryption_file=tmp_path / "elsewhere" / "key",
+    )  # fmt: skip
+    signed = SecureStack(stack.up(settings, detached=False))
+    try:
+        assert [one.is_encrypted for one in at_rest.secret_files(signed.settings)] == [True, True]
+        done = signed.stratolog("drill", "corrupt-replica", "--json")
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        assert "the Spark audit names the damaged row and no other" in done.stdout
+    finally:
+        signed.close()

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from schemas.security.certificates import PeerIdentity, Role
+from stratolog.brokers.at_rest import with_stored_key
 from stratolog.brokers.identities import authority_of
 from stratolog.commands.common.invocation import JsonOption, settings_of
 from stratolog.commands.common.output import console, print_json
@@ -62,7 +63,8 @@ def _authority(settings: Settings) -> Authority:
     """Open the authority of the data directory; raises UsageError if it has none: it is not made by the way."""
     if not (settings.data_dir / "authority" / AUTHORITY_FILE).exists():
         raise UsageError(f"there is no authority in {settings.data_dir}: 'stratolog up --secure' makes one")
-    return authority_of(settings.data_dir, settings.cluster)
+    settings = with_stored_key(settings)
+    return authority_of(settings.data_dir, settings.cluster, settings.key_encryption_file)
 
 
 def _say(issued: list[Issued], authority: Authority, *, as_json: bool) -> None:
