@@ -164,7 +164,9 @@ class OMNode:
 
     def _reader_guards(self) -> list[Any]:
         """Return the middlewares of the HTTP server behind the guard of the cluster's secret."""
-        return [] if self.identities is None else [ReaderGuard(self.config.secret, self.identities).middleware()]
+        if self.identities is None:
+            return []
+        return [ReaderGuard(self.config.secret, self.identities, guard_of(self.config)).middleware()]
 
     def _opening_web(self) -> OpeningWeb:
         config = self.config

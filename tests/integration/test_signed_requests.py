@@ -221,6 +221,26 @@ def test_users_do_not_read_rows(stack: TestStack, alice: Credentials, operator: 
     assert httpx.get(url, auth=stack.settings.secret().sign, trust_env=False).status_code == 200
 
 
+def test_an_administrator_moves_a_leader_by_a_signature_and_a_user_does_not(
+    stack: TestStack, operator: Client, alice: Credentials
+) -> None:
+    made = operator.call(CreateUser(user="chief", administrator=True, groups=[]))
+    chief = credentials_of(stack.settings.secret(), TokenName(user="chief", generation=made.index, number=0))
+    node, target = stack.settings.nodes[0].address, stack.settings.nodes[1]
+    params = {"node": target.name, "address": target.address}
+
+    def moved(credentials: Credentials | None) -> httpx.Response:
+        auth = None if credentials is None else CallSigner(credentials)
+        url = f"http://{node}/v1/shards/0/transfer"
+        return httpx.post(url, params=params, auth=auth, timeout=30, trust_env=False)
+
+    for stranger in (None, alice):
+        answer = moved(stranger)
+        assert (answer.status_code, answer.json()["error"]) == (403, "PERMISSION_DENIED"), answer.text
+    # Whether this node owns the shard just now or not, it is no more a matter of rights.
+    assert moved(chief).status_code != 403
+
+
 def test_delegation_tokens(stack: TestStack, owned: str, alice: Credentials, bob: Credentials) -> None:
     with signed(stack, alice) as mine, signed(stack, bob) as theirs:
         token = mine.get_delegation_token("bob")

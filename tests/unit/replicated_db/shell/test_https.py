@@ -200,7 +200,9 @@ def test_a_signed_call_passes_to_who_judges_signatures_and_only_there():
     host, users = "127.0.0.1:1", {"Authorization": "Stratolog-User alice:0:ff"}
     signed = HttpGuard(SECRET, secure=True, signed=True)
     assert signed.refusal("GET", "/v1/volumes", {"Host": host, **users}) is None
-    assert signed.refusal("POST", "/v1/shards/0/trim", {"Host": host, **users}) is not None
+    assert signed.refusal("POST", "/v1/shards/0/trim", {"Host": host, **users}) is None
+    assert HttpGuard(SECRET, secure=True).refusal("POST", "/v1/shards/0/trim", {"Host": host, **users}) is not None
+    assert signed.refusal("POST", "/v1/shards/0/trim", {"Host": host, "Authorization": "Stratolog 00"}) is not None
     assert signed.refusal("GET", "/v1/volumes", {"Host": host, "Authorization": "Stratolog 00"}) is not None
     assert signed.refusal("GET", "/v1/volumes", {"Host": host}) is not None
     assert HttpGuard(SECRET, secure=True).refusal("GET", "/v1/volumes", {"Host": host, **users}) is not None
