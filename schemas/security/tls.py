@@ -112,6 +112,8 @@ class LiveContext(ssl.SSLContext):
     current: ssl.SSLContext
     loaded: Stamp
     refused: Stamp | None
+    may_greet: Callable[[], bool]
+    """Asked before a handshake of a connection in an event loop; no ends the connection without a word."""
 
     def fresh(self) -> ssl.SSLContext:
         """Return the context for the next connection."""
@@ -129,7 +131,9 @@ class LiveContext(ssl.SSLContext):
         return self.fresh().wrap_socket(*arguments, **named)
 
     def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
-        """As ``ssl.SSLContext.wrap_bio``, with the files as they are now."""
+        """As ``ssl.SSLContext.wrap_bio``, with the files as they are now. Raises SSLError if it may not greet."""
+        if not self.may_greet():
+            raise ssl.SSLError("too many peers have not agreed on TLS")
         return self.fresh().wrap_bio(*arguments, **named)
 
 
@@ -142,6 +146,7 @@ def _live(
     live.make = lambda: _new_context(files, protocol, verify, expected, framed=framed)
     live.stamp = lambda: stamp_of(files)
     live.note = note
+    live.may_greet = lambda: True
     # The stamp is taken first: files that change while they are read are read once more.
     live.loaded, live.refused = stamp_of(files) or (), None
     live.current = live.make()
