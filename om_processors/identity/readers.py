@@ -71,7 +71,7 @@ def token_of(request: Any) -> TokenName | None:
 
 
 class ReaderGuard:
-    """Judges calls of HTTP. It stands behind the guard of the cluster's secret, which has judged calls that nobody has signed."""
+    """Judges calls of HTTP. It stands behind the guard of the cluster's secret, which has judged what is not signed."""
 
     def __init__(self, secret: ClusterSecret, identities: Identities, first: HttpGuard) -> None:
         """``first`` is the guard before this one: it says which POSTs change nothing."""

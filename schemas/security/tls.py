@@ -8,7 +8,8 @@ read again. Sockets, loops and clocks are those of others: nothing here waits or
 2. What cannot be read changes nothing: the context that was right stays, and ``note`` is told once.
 3. A peer's certificate is checked when the handshake ends: the authority, the time, for a client the host, and who the
    holder is (``ExpectedPeer``). Its peer is told nothing more than that it is not wanted.
-4. Sessions are not resumed: a resumed one would outlive the certificate by which it was begun.
+4. The file of the authorities may have a list of revoked certificates (CRL): whoever is on it is not heard.
+5. Sessions are not resumed: a resumed one would outlive the certificate by which it was begun.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from typing import Any, NoReturn
 from schemas.security.certificates import ExpectedPeer, WrongPeer
 from schemas.security.sealed import ENCRYPTED_KEY, CannotOpen, KeyFileUnusable, password_that_opens, read_keys
 
+CRL = b"-----BEGIN X509 CRL-----"
+"""How a list of revoked certificates begins, in the file of the authorities."""
 Stamp = tuple[tuple[int, int, int], ...]
 """Of each file: inode, time of change in nanoseconds, size."""
 
@@ -167,6 +170,8 @@ def _new_context(
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0
     _load(f"authorities' certificates {files.ca}", lambda: context.load_verify_locations(files.ca))
+    if has_list(files.ca):
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     if files.certificate is not None:
         certificate, key = files.certificate, files.key
         what = f"certificate {certificate} and its key"
@@ -177,6 +182,17 @@ def _new_context(
         # mypy knows the classes that ssl has, not that others may take their place.
         context.sslsocket_class, context.sslobject_class = _judging_classes(expected)
     return context
+
+
+def has_list(ca: Path) -> bool:
+    """Say whether a file of authorities has a list of revoked certificates: then nobody on it is heard.
+
+    If the file names several authorities, each must have its list. Raises TlsUnusable.
+    """
+    try:
+        return CRL in ca.read_bytes()
+    except OSError as error:
+        raise TlsUnusable(f"authorities' certificates {ca}: {error.strerror}") from error
 
 
 def _load(what: str, load: Callable[[], None]) -> None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,9 +44,9 @@ from stratolog.errors import UsageError
 from stratolog.security.core.renewal import AUTHORITY_DAYS, CERTIFICATE_DAYS, Held, is_due, reason_to_renew, validity
 from stratolog.security.key_encryption import KeyEncryption, key_pem, read_key_pem
 from stratolog.security.private_files import make_private, make_private_folder, read_private, write_private
+from stratolog.security.revocation import CA_FILE, Revocation
 
 AUTHORITY_FILE = "authority.pem"
-CA_FILE = "ca.pem"
 CERTIFICATES = "certificates"
 KEY_STORE_SUFFIX = ".p12"
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
@@ -72,6 +73,7 @@ class Authority:
         self.keys = keys
         self._key = key
         self._certificate = certificate
+        self.revocation = Revocation(folder, key, certificate)
 
     @property
     def ca_file(self) -> Path:
@@ -97,6 +99,7 @@ class Authority:
             self._refuse_if_expired(now_s)
             key = ec.generate_private_key(ec.SECP256R1())
             certificate = self._sign(subject, key.public_key(), names, now_s)
+            self.revocation.note(certificate, holder, now_s)
             write_private(path, key_pem(key, self.keys) + certificate.public_bytes(serialization.Encoding.PEM))
         return Issued(path=path, reason=reason)
 
@@ -115,6 +118,15 @@ class Authority:
         path = self.holder_file(holder).with_suffix(KEY_STORE_SUFFIX)
         write_private(path, made)
         return path
+
+    def certificates_of(self, holder: PeerIdentity, now_s: int) -> list[int]:
+        """Return the serial numbers of all certificates of a holder that are valid: renewed ones have not ended."""
+        given = self.revocation.given_out()
+        found = {one.serial for one in given if one.holder == holder and one.until_s > now_s}
+        content = read_private(self.holder_file(holder))
+        with suppress(ValueError):  # the holder has no file
+            found.add(x509.load_pem_x509_certificate(content or b"").serial_number)
+        return sorted(found)
 
     def holders(self) -> list[tuple[PeerIdentity, frozenset[str]]]:
         """Return who has a certificate of this authority, and for which hosts; files that are none are left out."""
@@ -170,6 +182,7 @@ class Authority:
             valid_from_s=begin, valid_until_s=end, subject=certificate.subject.rfc4514_string(),
             hosts=_hosts_of(certificate), is_issued_here=self._has_signed(certificate),
             has_its_key=key.public_key() == certificate.public_key(),
+            is_revoked=certificate.serial_number in self.revocation.revoked(),
         )  # fmt: skip
 
     def _has_signed(self, certificate: x509.Certificate) -> bool:
@@ -203,10 +216,9 @@ def open_authority(folder: Path, *, cluster: str, now_s: int, keys: KeyEncryptio
         raise UsageError(f"{path} holds no key and certificate of an authority: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise UsageError(f"{path} holds no key and certificate of an authority: they are no pair")
-    public = certificate.public_bytes(serialization.Encoding.PEM)
-    if read_private(folder / CA_FILE) != public:
-        write_private(folder / CA_FILE, public)
-    return Authority(folder, key, certificate, keys)
+    made = Authority(folder, key, certificate, keys)
+    made.revocation.publish()
+    return made
 
 
 def holder_file(folder: Path, holder: PeerIdentity) -> Path:

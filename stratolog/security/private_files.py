@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from stratolog.errors import UsageError
@@ -78,6 +81,20 @@ def make_private(path: Path, content: bytes) -> bool:
     finally:
         scratch.unlink(missing_ok=True)
     return True
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Keep others who lock it out of a folder meanwhile; they wait. Raises UsageError if it cannot be opened."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be read: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _scratch(path: Path, content: bytes) -> Path:

@@ -1,8 +1,8 @@
 """Where an HTTP server listens: as aiohttp's sites do, with a limit on the time and the number of TLS handshakes.
 
-asyncio gives a handshake a minute, and counts none. A peer that connects and says nothing would have a descriptor of the
-process for so long, and so would thousands. Here a handshake has HANDSHAKE_S, and one is begun only while ``may_greet``
-of the server says so (``BoundedServer``); a connection beyond it is closed without a word.
+asyncio gives a handshake a minute, and counts none. A peer that connects and says nothing would have a descriptor of
+the process for so long, and so would thousands. Here a handshake has HANDSHAKE_S, and one is begun only while
+``may_greet`` of the server says so (``BoundedServer``); a connection beyond it is closed without a word.
 """
 
 from __future__ import annotations
