@@ -109,9 +109,13 @@ def remove_user(admin: AdminClient, name: str, password_file: Path) -> bool:
     return was_there
 
 
-def users(admin: AdminClient) -> list[str]:
-    """Return the names of all users who have a password; raises Unavailable."""
-    require_to_describe(admin)
+def users(admin: AdminClient, *, may_ask: bool = False) -> list[str]:
+    """Return the names of all users who have a password; raises Unavailable.
+
+    ``may_ask``: the caller has made sure that it may (``are_acls_kept`` does).
+    """
+    if not may_ask:
+        require_to_describe(admin)
     asked: Any = admin.describe_user_scram_credentials(request_timeout=ADMIN_TIMEOUT_S)
     try:
         found = asked.result()

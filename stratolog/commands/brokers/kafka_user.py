@@ -63,7 +63,7 @@ def rotate(
     """Give a user a new password, in the same file. Open connections stay; who is refused reads the file again."""
     settings = _secure(context)
     admin = admin_of(settings.connection)
-    if name not in users(admin):
+    if name not in users(admin, may_ask=True):
         raise UsageError(f"no user {name!r}: 'stratolog admin kafka-user add {name}' makes one")
     path, keys = _place(settings, name, file)
     set_password(admin, name, path, keys)
@@ -95,7 +95,7 @@ def remove(
 
 def list_(context: typer.Context, *, as_json: JsonOption = False) -> None:
     """Show the users who have a password."""
-    found = users(admin_of(_secure(context).connection))
+    found = users(admin_of(_secure(context).connection), may_ask=True)
     _say("\n".join(found) or "no users", {"users": found}, as_json=as_json)
 
 
