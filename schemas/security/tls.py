@@ -53,9 +53,8 @@ class TlsFiles:
 
     @property
     def all(self) -> tuple[Path, ...]:
-        """Return every file that is read."""
-        named = (self.ca, self.certificate, self.key, self.key_encryption)
-        return tuple(path for path in named if path is not None)
+        """Return every file that must be there."""
+        return tuple(path for path in (self.ca, self.certificate, self.key) if path is not None)
 
 
 def must_load(loaded: Stamp, refused: Stamp | None, seen: Stamp | None) -> bool:
@@ -70,10 +69,19 @@ def must_load(loaded: Stamp, refused: Stamp | None, seen: Stamp | None) -> bool:
 def stamp_of(files: TlsFiles) -> Stamp | None:
     """Return what tells one state of the files from another; None if one is not there."""
     try:
-        found = [path.stat() for path in files.all]
+        stamps = tuple(_stamp(path) for path in files.all)
     except OSError:
         return None
-    return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)
+    try:
+        return stamps if files.key_encryption is None else (*stamps, _stamp(files.key_encryption))
+    except OSError:
+        # An operator may take the key away from a running process. A renewed certificate then says so.
+        return (*stamps, (0, 0, 0))
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 class ProcessTls:

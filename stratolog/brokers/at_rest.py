@@ -63,7 +63,9 @@ def secret_files(settings: Settings) -> Iterator[SecretFile]:
         named.append((path, password_purpose(path.name.removesuffix(PASSWORD_SUFFIX))))
     for path, purpose in named:
         content = read_private(path)
-        if content is not None:
+        # A secret that a person has put elsewhere in clear is that person's file.
+        is_foreign = path == settings.cluster_secret_file and not sealed.is_sealed(content or b"")
+        if content is not None and not is_foreign:
             yield SecretFile(path=path, purpose=purpose, content=content)
 
 

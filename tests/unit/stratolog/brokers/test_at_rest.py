@@ -16,7 +16,7 @@ from schemas.kafka.client_settings import client_settings, java_settings
 from schemas.kafka.connection import connection
 from schemas.security.certificates import PeerIdentity, Role
 from schemas.security.sealed import next_file
-from schemas.security.tls import ProcessTls, TlsFiles
+from schemas.security.tls import LiveContext, ProcessTls, TlsFiles
 from stratolog.brokers import at_rest
 from stratolog.brokers.identities import authority_of, broker_identities, member_options
 from stratolog.brokers.secure_listeners import BrokerIdentity, listener_properties
@@ -217,6 +217,39 @@ def test_clients_of_kafka_get_the_password_from_the_file_and_java_the_key(kept: 
         at_rest.encrypt(kept.settings, kept.keys)
     assert client_settings(kafka)["ssl.key.password"] == kept.keys.keys()[1].decode()
     kept.check_whole()
+
+
+def test_a_secret_that_a_person_keeps_elsewhere_stays_as_it_is_written(kept: Kept, tmp_path: Path):
+    named = replace(kept.named(), cluster_secret_file=tmp_path / "a-secret")
+    write_private(named.secret_file, b"0123456789abcdef" * 4)
+    keys = at_rest.ensure_key(named, kept.keys.path)
+    assert named.secret_file not in at_rest.encrypt(named, keys)
+    assert named.secret().proof(b"x")
+    # One that was made sealed is kept so, and goes along when the key is changed.
+    named.secret_file.unlink()
+    assert make_secret(named.secret_file, keys)
+    proof = named.secret().proof(b"x")
+    assert named.secret_file in at_rest.rotate(named, keys)
+    assert named.secret().proof(b"x") == proof
+
+
+def test_a_process_whose_key_was_taken_away_keeps_its_certificate_and_says_so_once(kept: Kept):
+    at_rest.encrypt(kept.settings, at_rest.ensure_key(kept.settings, kept.keys.path))
+    made = authority_of(kept.settings.data_dir, "c", kept.keys.path)
+    notes: list[str] = []
+    files = TlsFiles(ca=made.ca_file, certificate=made.holder_file(HOLDERS[0]), key_encryption=kept.keys.path)
+    context = ProcessTls(files, notes.append).server(needs_certificate=True)
+    assert isinstance(context, LiveContext)
+    away = kept.keys.path.with_name("away")
+    made.certify(HOLDERS[0], ["renewed.example"], now_s=int(time.time()))
+    kept.keys.path.rename(away)
+    before = context.current
+    assert [context.fresh() is before for _ in range(5)] == [True] * 5
+    (note,) = notes
+    assert f"'key_encryption_file': {kept.keys.path} does not exist" in note
+    assert "stay in use" in note
+    away.rename(kept.keys.path)
+    assert context.fresh() is not before
 
 
 def test_a_new_secure_stack_is_encrypted_and_stays_so_when_it_becomes_open(tmp_path: Path):
