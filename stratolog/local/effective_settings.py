@@ -67,6 +67,11 @@ def _with_security(settings: Settings, stored: Settings | None, before: StackSta
         )
     wanted = (stored.secure if stored else None) if settings.secure is None else settings.secure
     key_file = key_file_of(settings, stored)
+    if stored is not None and is_running and key_file != stored.key_encryption_file:
+        raise UsageError(
+            f"processes of the stack in {settings.data_dir} run, and they know another 'key_encryption_file': 'stratolog "
+            "down' first, then it can change"
+        )
     settings = replace(settings, key_encryption_file=key_file)
     if stored is not None and is_running and bool(stored.secure) != bool(wanted):
         raise UsageError(

@@ -270,6 +270,19 @@ def test_a_new_secure_stack_is_encrypted_and_stays_so_when_it_becomes_open(tmp_p
     assert again.tls() is not None
 
 
+def test_processes_that_run_are_not_cut_off_from_their_keys(kept: Kept, monkeypatch: pytest.MonkeyPatch):
+    """They do not know where another key is, and could read no renewed certificate."""
+    (kept.settings.data_dir / "stack.toml").write_text(kept.settings.to_toml())
+    with monkeypatch.context() as patched:
+        patched.setattr(StackState, "running", lambda _: ("one that runs",))
+        with pytest.raises(UsageError, match="know another 'key_encryption_file': 'stratolog down' first"):
+            effective_settings(
+                Settings(data_dir=kept.settings.data_dir, key_encryption_file=kept.keys.path), StackState()
+            )
+    assert len(kept.shown()) == 5
+    assert not kept.keys.path.exists()
+
+
 def test_what_older_software_made_stays_in_clear(kept: Kept):
     (kept.settings.data_dir / "stack.toml").write_text(kept.settings.to_toml())
     again, _ = effective_settings(Settings(data_dir=kept.settings.data_dir), StackState())
