@@ -14,13 +14,14 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import NewTopic
 
 from om_processors.fleet.datanode_client import DatanodeFailed, ask
 from producers import Client
 from producers.errors import NotConnected
 from schemas.kafka.access import KafkaPrincipal
+from schemas.kafka.client_settings import client_settings
 from schemas.records.datanode import ClosePipeline
 from schemas.security.certificates import PeerIdentity, Role
 from schemas.security.tls import ProcessTls, TlsFiles
@@ -369,9 +370,20 @@ def test_a_revoked_certificate_is_refused_by_running_processes(secure):
     # The cluster goes on: members show certificates that are not on the list.
     with Client(secure.servers, kafka=secure.user("alice"), tls=secure.tls("alice"), deadline_ms=60_000) as client:
         client.create_volume("after-revocation")
-    assert secure.stratolog("admin", "certificate", "revoke", "dn3").returncode == 0
-    assert code_of(write_error(secure.as_member(Role.DATANODE, "dn3"), "dn.heartbeats")) == DENIED
-    ensure_access(admin_of(secure.settings.connection), [(KafkaPrincipal.DATANODE, "dn3")])
+    # A member loses its rights on the brokers, which do not look at the list.
+    ensure_access(admin_of(secure.settings.connection), [(KafkaPrincipal.OM, "om9")])
+    om9 = client_settings(secure.as_member(Role.OM, "om9"), {"log_level": 0})
+
+    def error_at_brokers() -> KafkaError | None:
+        found: KafkaError | None = Producer(om9).list_topics("om.log", timeout=20).topics["om.log"].error
+        return found
+
+    assert error_at_brokers() is None
+    revoked = secure.stratolog("admin", "certificate", "revoke", "om9")
+    assert "om om9 has no rights on the brokers any more" in revoked.stdout, revoked.stdout + revoked.stderr
+    deadline_s = time.monotonic() + REFUSED_WITHIN_S
+    while code_of(error_at_brokers()) != DENIED:
+        assert time.monotonic() < deadline_s
     unknown = secure.stratolog("admin", "certificate", "revoke", "nobody-of-ours")
     assert unknown.returncode != 0
     assert "nobody called 'nobody-of-ours' has a certificate" in unknown.stderr
