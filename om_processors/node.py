@@ -166,7 +166,9 @@ class OMNode:
         """Return the middlewares of the HTTP server behind the guard of the cluster's secret."""
         if self.identities is None:
             return []
-        return [ReaderGuard(self.config.secret, self.identities, secure=self.config.tls is not None).middleware()]
+        config = self.config
+        guard = ReaderGuard(config.secret, self.identities, guard_of(config), secure=config.tls is not None)
+        return [guard.middleware()]
 
     def _opening_web(self) -> OpeningWeb:
         config = self.config

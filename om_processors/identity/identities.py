@@ -24,6 +24,7 @@ from om_processors.namespace.access import Caller
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.ports import Clock
 from schemas.access.credentials import (
+    AUDITOR,
     CLIENT_PREFIX_BYTES,
     MAX_NUMBER,
     OPERATOR,
@@ -140,6 +141,8 @@ class Identities:
             name = parse_token(seal.token)
         except ValueError as error:
             return Denied(status=PERMISSION_DENIED, message=str(error))
+        if name.user == AUDITOR:
+            return Denied(status=PERMISSION_DENIED, message="the audit reads, and sends no requests")
         if not seal.is_of(self._credentials_of(name)):
             return Denied(status=PERMISSION_DENIED, message=f"the signature is not that of token {seal.token}")
         finding = self._finding(name)
@@ -163,11 +166,12 @@ class Identities:
         return found
 
     def _look_up(self, name: TokenName, now_ms: float) -> KnownToken | Denied:
-        if name.user == OPERATOR:
-            standing = ProvenCaller(administrator=True, groups=[], generation=0, token=name.number)
+        if name.user in (OPERATOR, AUDITOR):
+            is_operator = name.user == OPERATOR
+            standing = ProvenCaller(administrator=is_operator, groups=[], generation=0, token=name.number)
             if not name.number:
                 return KnownToken(standing=standing, until_ms=MAX_NUMBER, again_ms=now_ms + KNOWN_MS)
-            return Denied(status=PERMISSION_DENIED, message=f"{OPERATOR} has no delegation tokens")
+            return Denied(status=PERMISSION_DENIED, message=f"{name.user} has no delegation tokens")
         replica = self._system()
         if replica is None:
             return _later("this node still opens its replica of shard 0")

@@ -3,6 +3,9 @@
 It says for every path who may call: anybody, every user (then the page judges rights, by :class:`Question`), or members
 and administrators. A path that nobody has thought of is for members and administrators.
 
+What changes something (any method but GET, HEAD and OPTIONS, but for POSTs that the first guard leaves to anybody) is
+for administrators, whoever may read.
+
 Members and operators prove the cluster's secret as always (``schemas.privilege``), for reading as well; on a TLS server
 their certificate will do (decision 0073). A client's certificate says nothing of its user: the signature does.
 """
@@ -17,12 +20,12 @@ from aiohttp import web
 
 from om_processors.identity.identities import Denied, Identities
 from om_processors.namespace.access import Caller
-from replicated_db.shell.web.http_guard import CALLER
-from schemas.access.credentials import OPERATOR, TokenName
+from replicated_db.shell.web.http_guard import CALLER, HttpGuard
+from schemas.access.credentials import AUDITOR, OPERATOR, TokenName
 from schemas.door.frames import DOOR_PATH
 from schemas.privilege import AUTHORIZATION, ClusterSecret
 from schemas.result_codes import OVERLOADED, PERMISSION_DENIED
-from schemas.security.certificates import READERS, PeerIdentity
+from schemas.security.certificates import ADMINISTRATORS, READERS, PeerIdentity
 
 OPEN_PATHS = re.compile(r"/health|/status|/metrics")
 """The state of the process: no name of an object, a user or a group. On a TLS server for whoever is known."""
@@ -31,6 +34,8 @@ USER_PATHS = re.compile(
      "|" + re.escape(DOOR_PATH)
 )  # fmt: skip
 """Pages that judge rights themselves, or tell where datanodes are."""
+AUDITOR_PATHS = re.compile(r"/v1/shards/[0-9]{1,9}/rows")
+"""What the running audit reads, and nothing else: rows of a digest's bucket, by which it names keys."""
 
 MEMBER = Caller(user=OPERATOR, administrator=True, groups=())
 """Whoever has the cluster's secret."""
@@ -66,10 +71,16 @@ def token_of(request: Any) -> TokenName | None:
 
 
 class ReaderGuard:
-    """Judges calls of HTTP. It stands behind the guard of the cluster's secret, which has judged what changes state."""
+    """Judges calls of HTTP. It stands behind the guard of the cluster's secret, which has judged what is not signed."""
 
-    def __init__(self, secret: ClusterSecret, identities: Identities, *, secure: bool = False) -> None:
-        """``secure``: the server speaks TLS, where open pages, too, are for those alone who are known."""
+    def __init__(
+        self, secret: ClusterSecret, identities: Identities, first: HttpGuard, *, secure: bool = False
+    ) -> None:
+        """``first`` is the guard before this one: it says which POSTs change nothing.
+
+        ``secure``: the server speaks TLS, where open pages, too, are for those alone who are known.
+        """
+        self._first = first
         self._secure = secure
         self._secret = secret
         self._identities = identities
@@ -84,7 +95,8 @@ class ReaderGuard:
         is_open = OPEN_PATHS.fullmatch(path) is not None
         if is_open and (peer is not None or not self._secure):
             return None, None
-        if peer is not None and peer.role in READERS:
+        changes = self._first.changes(method, target)
+        if peer is not None and peer.role in (ADMINISTRATORS if changes else READERS):
             return None, MEMBER
         authorization, host = headers.get(AUTHORIZATION), headers.get("Host", "")
         if self._secret.authorizes(authorization, method, host, target):
@@ -92,6 +104,13 @@ class ReaderGuard:
         found = self._identities.of_call(authorization, method, host, target)
         if isinstance(found, Denied):
             return found
+        if found[0].user == AUDITOR:
+            if method == "GET" and AUDITOR_PATHS.fullmatch(path):
+                return found
+            return Denied(status=PERMISSION_DENIED, message=f"{path[:100]} is not for the audit")
+        if changes and not found[1].administrator:
+            message = f"{method} {path[:100]} is for members and administrators, and {found[0].user} is none"
+            return Denied(status=PERMISSION_DENIED, message=message)
         if not (is_open or USER_PATHS.fullmatch(path) or found[1].administrator):
             return Denied(status=PERMISSION_DENIED, message=f"{path[:100]} is for members and administrators")
         return found

@@ -9,8 +9,8 @@ A user's secret is HMAC-SHA256 of user and generation under a key that is derive
 delegation token's secret is HMAC-SHA256 of its number under the secret of its owner. So whoever has the cluster's
 secret knows them all, and who has a user's secret can derive those of the user's tokens: no secret travels.
 
-Generation 0 is of the user OPERATOR alone: whoever has the cluster's secret is this user, without a row, and an
-administrator.
+Generation 0 is of two names without rows. Whoever has the cluster's secret is OPERATOR, an administrator. AUDITOR is
+the running audit: it reads the rows of replicas and may do nothing else. No user can have that name.
 
 Nothing here reveals a secret: no representation, no error, no pickle.
 """
@@ -29,6 +29,8 @@ from schemas.records.record import record
 
 OPERATOR = "operator"
 """The user who has the cluster's secret. No user of this name can be created."""
+AUDITOR = "_audit"
+"""As whom the running audit reads: a name that no user can have."""
 FILE_MARK = "stratolog-credentials-1"
 """The first word of a file of credentials."""
 MAX_FILE_BYTES = 4096
@@ -70,10 +72,10 @@ def parse_token(text: str) -> TokenName:
     ('alice:17', 20)
     """
     found = _TOKEN.fullmatch(text)
-    if found is None or name_fault(found[1]) is not None:
+    if found is None or (found[1] != AUDITOR and name_fault(found[1]) is not None):
         raise ValueError(f"{text[:MAX_TOKEN_CHARACTERS]!r} is no token: USER:GENERATION or USER:GENERATION:NUMBER")
     name = TokenName(user=found[1], generation=int(found[2]), number=int(found[3] or 0))
-    if name.newest > MAX_NUMBER or (name.generation == 0) != (name.user == OPERATOR):
+    if name.newest > MAX_NUMBER or (name.generation == 0) != (name.user in (OPERATOR, AUDITOR)):
         raise ValueError(f"{text!r} is no token: its generation cannot be {name.generation}")
     return name
 
@@ -142,6 +144,11 @@ def credentials_of(secret: ClusterSecret, name: TokenName) -> Credentials:
 def operator_credentials(secret: ClusterSecret) -> Credentials:
     """Return the credentials of whoever has the cluster's secret."""
     return credentials_of(secret, TokenName(user=OPERATOR, generation=0, number=0))
+
+
+def auditor_credentials(secret: ClusterSecret) -> Credentials:
+    """Return what the running audit signs its reads with."""
+    return credentials_of(secret, TokenName(user=AUDITOR, generation=0, number=0))
 
 
 def parse_credentials(text: str) -> Credentials:

@@ -6,6 +6,7 @@ aiokafka takes objects instead of texts (``replicated_db/shell/kafka/credentials
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,17 @@ from schemas.kafka.connection import (
     NAMES,
     SCRAM,
     USERNAME,
+    BadKafkaSetting,
     Brokers,
     KafkaConnection,
     connection,
 )
+from schemas.security.sealed import CannotOpen, plain_key_text
 
 SERVERS = "bootstrap.servers"
 SPARK_PREFIX = "kafka."
 LOGIN_MODULES: Mapping[str, str] = {"PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule"}
+CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?", re.DOTALL)
 SCRAM_LOGIN_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
 
 
@@ -61,7 +65,10 @@ def _java_tls(made: KafkaConnection) -> dict[str, str]:
     found = {"ssl.endpoint.identification.algorithm": "https" if made.verifies_names else ""}
     if made.get(CA_FILE):
         found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": made.get(CA_FILE)}
-    if made.get(KEY_FILE) and made.get(KEY_FILE) == made.get(CERTIFICATE_FILE):
+    if password := made.key_password():
+        # Java 17 has no name for the encryption of OpenSSL's keys (PBES2), so it gets the key itself, in memory.
+        found |= _decrypted(made, password)
+    elif made.get(KEY_FILE) and made.get(KEY_FILE) == made.get(CERTIFICATE_FILE):
         found |= {"ssl.keystore.type": "PEM", "ssl.keystore.location": made.get(KEY_FILE)}
     elif made.get(KEY_FILE):
         # Java wants both in one file, or as texts.
@@ -70,9 +77,16 @@ def _java_tls(made: KafkaConnection) -> dict[str, str]:
             "ssl.keystore.certificate.chain": Path(made.get(CERTIFICATE_FILE)).read_text(),
             "ssl.keystore.key": Path(made.get(KEY_FILE)).read_text(),
         }
-    if password := made.key_password():
-        found["ssl.key.password"] = password
     return found
+
+
+def _decrypted(made: KafkaConnection, password: str) -> dict[str, str]:
+    try:
+        key = plain_key_text(Path(made.get(KEY_FILE)).read_bytes(), [password.encode()])
+    except (OSError, CannotOpen) as error:
+        raise BadKafkaSetting(f"kafka.{KEY_FILE}: {made.get(KEY_FILE)}: {error}") from error
+    chain = "".join(CERTIFICATE.findall(Path(made.get(CERTIFICATE_FILE)).read_text()))
+    return {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": chain, "ssl.keystore.key": key}
 
 
 def _jaas(made: KafkaConnection) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from schemas.security.sealed import CannotOpen, is_sealed, next_file, password_that_opens
+
 PLAINTEXT = "PLAINTEXT"
 SSL = "SSL"
 SASL_PLAINTEXT = "SASL_PLAINTEXT"
@@ -155,7 +157,17 @@ class KafkaConnection:
     def key_password(self) -> str:
         """Read the password of the private key, empty if none is named; raises BadKafkaSetting."""
         path = self.get(KEY_PASSWORD_FILE)
-        return secret_text(KEY_PASSWORD_FILE, path) if path else ""
+        if not path:
+            return ""
+        first = secret_text(KEY_PASSWORD_FILE, path)
+        if not (following := next_file(Path(path))).exists():
+            return first
+        # Keys are being encrypted under another password: this one is under either.
+        either = [one.encode() for one in (first, secret_text(KEY_PASSWORD_FILE, str(following)))]
+        try:
+            return password_that_opens(Path(self.get(KEY_FILE)).read_bytes(), either).decode()
+        except (OSError, CannotOpen) as error:
+            raise BadKafkaSetting(f"kafka.{KEY_FILE}: {self.get(KEY_FILE)}: {error}") from error
 
     def check_files(self) -> None:
         """Raise BadKafkaSetting naming a file that is missing, unreadable, or a secret that others may read."""
@@ -235,6 +247,11 @@ def secret_text(name: str, path: str) -> str:
             content = file.read(MAX_SECRET_BYTES + 1)
     except OSError as error:
         raise BadKafkaSetting(f"kafka.{name}: {path}: {error.strerror}") from error
+    if is_sealed(content):
+        raise BadKafkaSetting(
+            f"kafka.{name}: {path} is the cluster's own copy, and encrypted: 'stratolog admin kafka-user hand-out' "
+            "writes a user's password into a file for its user"
+        )
     if len(content) > MAX_SECRET_BYTES:
         raise BadKafkaSetting(f"kafka.{name}: {path} has more than {MAX_SECRET_BYTES} bytes: that is no password")
     try:

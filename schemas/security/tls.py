@@ -8,7 +8,8 @@ read again. Sockets, loops and clocks are those of others: nothing here waits or
 2. What cannot be read changes nothing: the context that was right stays, and ``note`` is told once.
 3. A peer's certificate is checked when the handshake ends: the authority, the time, for a client the host, and who the
    holder is (``ExpectedPeer``). Its peer is told nothing more than that it is not wanted.
-4. Sessions are not resumed: a resumed one would outlive the certificate by which it was begun.
+4. The file of the authorities may have a list of revoked certificates (CRL): whoever is on it is not heard.
+5. Sessions are not resumed: a resumed one would outlive the certificate by which it was begun.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from schemas.security.certificates import ExpectedPeer, WrongPeer
+from schemas.security.sealed import ENCRYPTED_KEY, CannotOpen, KeyFileUnusable, password_that_opens, read_keys
 
+CRL = b"-----BEGIN X509 CRL-----"
+"""How a list of revoked certificates begins, in the file of the authorities."""
 Stamp = tuple[tuple[int, int, int], ...]
 """Of each file: inode, time of change in nanoseconds, size."""
 
@@ -44,10 +48,12 @@ class TlsFiles:
     """The own certificate, and those between it and the authority; None: this process shows none."""
     key: Path | None = None
     """The certificate's key; None: it is in the same file."""
+    key_encryption: Path | None = None
+    """The file with the key-encryption key, if the certificate's key is encrypted (``schemas.security.sealed``)."""
 
     @property
     def all(self) -> tuple[Path, ...]:
-        """Return every file that is read."""
+        """Return every file that must be there."""
         return tuple(path for path in (self.ca, self.certificate, self.key) if path is not None)
 
 
@@ -63,10 +69,19 @@ def must_load(loaded: Stamp, refused: Stamp | None, seen: Stamp | None) -> bool:
 def stamp_of(files: TlsFiles) -> Stamp | None:
     """Return what tells one state of the files from another; None if one is not there."""
     try:
-        found = [path.stat() for path in files.all]
+        stamps = tuple(_stamp(path) for path in files.all)
     except OSError:
         return None
-    return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)
+    try:
+        return stamps if files.key_encryption is None else (*stamps, _stamp(files.key_encryption))
+    except OSError:
+        # An operator may take the key away from a running process. A renewed certificate then says so.
+        return (*stamps, (0, 0, 0))
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 class ProcessTls:
@@ -108,6 +123,8 @@ class LiveContext(ssl.SSLContext):
     current: ssl.SSLContext
     loaded: Stamp
     refused: Stamp | None
+    may_greet: Callable[[], bool]
+    """Asked before a handshake of a connection in an event loop; no ends the connection without a word."""
 
     def fresh(self) -> ssl.SSLContext:
         """Return the context for the next connection."""
@@ -125,7 +142,9 @@ class LiveContext(ssl.SSLContext):
         return self.fresh().wrap_socket(*arguments, **named)
 
     def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
-        """As ``ssl.SSLContext.wrap_bio``, with the files as they are now."""
+        """As ``ssl.SSLContext.wrap_bio``, with the files as they are now. Raises SSLError if it may not greet."""
+        if not self.may_greet():
+            raise ssl.SSLError("too many peers have not agreed on TLS")
         return self.fresh().wrap_bio(*arguments, **named)
 
 
@@ -138,6 +157,7 @@ def _live(
     live.make = lambda: _new_context(files, protocol, verify, expected, framed=framed)
     live.stamp = lambda: stamp_of(files)
     live.note = note
+    live.may_greet = lambda: True
     # The stamp is taken first: files that change while they are read are read once more.
     live.loaded, live.refused = stamp_of(files) or (), None
     live.current = live.make()
@@ -158,14 +178,29 @@ def _new_context(
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0
     _load(f"authorities' certificates {files.ca}", lambda: context.load_verify_locations(files.ca))
+    if has_list(files.ca):
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     if files.certificate is not None:
         certificate, key = files.certificate, files.key
-        # A key with a passphrase would have OpenSSL ask for it on the terminal.
-        _load(f"certificate {certificate} and its key", lambda: context.load_cert_chain(certificate, key, lambda: ""))
+        what = f"certificate {certificate} and its key"
+        # Without a password OpenSSL would ask for one on the terminal.
+        password = _password(what, key or certificate, files.key_encryption)
+        _load(what, lambda: context.load_cert_chain(certificate, key, lambda: password))
     if expected is not None:
         # mypy knows the classes that ssl has, not that others may take their place.
         context.sslsocket_class, context.sslobject_class = _judging_classes(expected)
     return context
+
+
+def has_list(ca: Path) -> bool:
+    """Say whether a file of authorities has a list of revoked certificates: then nobody on it is heard.
+
+    If the file names several authorities, each must have its list. Raises TlsUnusable.
+    """
+    try:
+        return CRL in ca.read_bytes()
+    except OSError as error:
+        raise TlsUnusable(f"authorities' certificates {ca}: {error.strerror}") from error
 
 
 def _load(what: str, load: Callable[[], None]) -> None:
@@ -174,6 +209,23 @@ def _load(what: str, load: Callable[[], None]) -> None:
     except (OSError, ValueError, TypeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise TlsUnusable(f"{what}: {why}") from error
+
+
+def _password(what: str, key: Path, key_encryption: Path | None) -> bytes:
+    """Return the password of a private key, empty for one in clear; raises TlsUnusable."""
+    try:
+        pem = key.read_bytes()
+        if ENCRYPTED_KEY not in pem:
+            return b""
+        if key_encryption is None:
+            raise TlsUnusable(f"{what}: the key is encrypted, and no 'key_encryption_file' is named")
+        return password_that_opens(pem, read_keys(key_encryption))
+    except OSError as error:
+        raise TlsUnusable(f"{what}: {error.strerror}") from error
+    except CannotOpen as error:
+        raise TlsUnusable(f"{what}: {error}, not that of {key_encryption}") from error
+    except KeyFileUnusable as error:
+        raise TlsUnusable(f"{what}: 'key_encryption_file': {error}") from error
 
 
 def _judging_classes(expected: ExpectedPeer) -> tuple[type[ssl.SSLSocket], type[ssl.SSLObject]]:

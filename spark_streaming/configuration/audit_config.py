@@ -15,7 +15,9 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from schemas.access.credentials import Credentials, parse_credentials
 from schemas.kafka.connection import Brokers, connection
+from schemas.security.sealed import CREDENTIALS, OTHERS, opened
 from schemas.security.tls import ProcessTls, TlsFiles
 from schemas.topics import OM_STATS, OM_VERDICTS
 from spark_streaming.records.logs import KNOWN_LOGS, AuditedLog
@@ -39,6 +41,8 @@ class AuditConfig:
     trimmed away. ``addresses``: by the name of a log, ``host:port`` of the HTTP servers of its nodes; where a replica
     is ``diverged`` they are asked which keys differ.
     ``tls_ca_file``, ``tls_certificate_file``: PEM files by which they are asked in TLS; without the first, in clear.
+    ``credentials_file``: what signs these questions, for nodes that take no others; ``up`` makes it. Others than its
+    owner may not read it. ``key_encryption_file``: the file with the key under which both files are encrypted.
     ``checkpoint``: where the query keeps offsets and state, if not under ``work_dir``: executors on other machines
     write there too, so it is a folder of a file system that all share, under the same path. ``driver_host``: with a
     ``master`` of another machine, the name of this one. Under ``spark-submit`` its options replace ``master``,
@@ -76,6 +80,8 @@ class AuditConfig:
     addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     tls_ca_file: Path | None = None
     tls_certificate_file: Path | None = None
+    credentials_file: Path | None = None
+    key_encryption_file: Path | None = None
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -106,7 +112,23 @@ class AuditConfig:
         """Return how nodes are asked in TLS, None if in clear; raises TlsUnusable, a ValueError, for unusable files."""
         if self.tls_ca_file is None:
             return None
-        return ProcessTls(TlsFiles(ca=self.tls_ca_file, certificate=self.tls_certificate_file))
+        return ProcessTls(
+            TlsFiles(
+                ca=self.tls_ca_file, certificate=self.tls_certificate_file, key_encryption=self.key_encryption_file
+            )
+        )  # fmt: skip
+
+    def credentials(self) -> Credentials | None:
+        """Return what signs the questions to nodes, None for nothing; raises ValueError for an unusable file."""
+        if self.credentials_file is None:
+            return None
+        try:
+            if self.credentials_file.stat().st_mode & OTHERS:
+                raise ValueError("others than its owner may read it: chmod 600 it")
+            content = self.credentials_file.read_bytes()
+            return parse_credentials(opened(content, self.key_encryption_file, CREDENTIALS).decode())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"credentials_file: {self.credentials_file}: {error}") from error
 
     def spark(self, *, submitted: bool = False) -> SparkSettings:
         """Return the session's settings; raises ValueError if no jar is named, but by spark-submit."""
@@ -128,7 +150,8 @@ class AuditConfig:
 
 MAX_PORT = 65_535
 MAX_NICE = 19
-_PATHS = ("work_dir", "checkpoint", "jars_dir", "tls_ca_file", "tls_certificate_file")
+_PATHS = ("work_dir", "checkpoint", "jars_dir", "tls_ca_file", "tls_certificate_file",
+          "credentials_file", "key_encryption_file")  # fmt: skip
 _POSITIVE = ("report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_trigger", "reports_per_trigger",
              "shuffle_partitions", "window_seconds", "windows_trigger_ms")  # fmt: skip
 

@@ -136,7 +136,8 @@ def _run(config: AuditConfig, health: JobHealth, metrics: AuditMetrics) -> int:
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     session = build_session(replace(config.spark(submitted=is_submitted()), empty_batches=not has_stats))
     stats = Sender(config.bootstrap_servers, config.stats_topic) if has_stats else None
-    naming = KeyNaming(ReplicaRows(config.addresses, config.tls()), NamedVerdicts(config, health).send)
+    rows = ReplicaRows(config.addresses, config.tls(), config.credentials())
+    naming = KeyNaming(rows, NamedVerdicts(config, health).send)
     naming.start()
     wakes = WakeUps((config.report_timeout_ms, config.scan_timeout_ms), time.monotonic())
     slow_starts = outages = 0

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 import httpx
 
+from schemas.access.credentials import Credentials
+from schemas.access.signatures import user_authorization
+from schemas.privilege import AUTHORIZATION
 from schemas.records.messages import Difference
 from schemas.security.certificates import A_MEMBER
 from schemas.security.tls import ProcessTls, scheme_of, verify_of
@@ -29,10 +33,17 @@ class NoRows(Exception):
 
 
 class ReplicaRows:
-    """Asks nodes; ``addresses``: by the name of a log, ``host:port`` of each node's HTTP server. For one thread."""
+    """Asks nodes; ``addresses``: by the name of a log, ``host:port`` of each node's HTTP server. For one thread.
 
-    def __init__(self, addresses: Mapping[str, Mapping[str, str]], tls: ProcessTls | None = None) -> None:
+    ``credentials`` sign the questions, for nodes that take no others.
+    """
+
+    def __init__(
+        self, addresses: Mapping[str, Mapping[str, str]], tls: ProcessTls | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:  # fmt: skip
         self._addresses = addresses
+        self._credentials = credentials
         self._scheme = scheme_of(tls)
         # No compression: a few bytes of it may be an answer without end.
         headers = {"Accept-Encoding": "identity"}
@@ -63,7 +74,15 @@ class ReplicaRows:
     def _answer(self, address: str, shard: int, cf: str, bucket: int) -> Any:
         deadline, body = time.monotonic() + ASK_SECONDS, bytearray()
         params = {"cf": cf, "bucket": str(bucket)}
-        with self._http.stream("GET", f"{self._scheme}://{address}/v1/shards/{shard}/rows", params=params) as answer:
+        question = self._http.build_request(
+            "GET", f"{self._scheme}://{address}/v1/shards/{shard}/rows", params=params
+        )  # fmt: skip
+        if self._credentials is not None:
+            target, now_ms = question.url.raw_path.decode("ascii"), time.time_ns() // 1_000_000
+            question.headers[AUTHORIZATION] = user_authorization(
+                self._credentials, "GET", question.headers["host"], target, now_ms
+            )
+        with closing(self._http.send(question, stream=True)) as answer:
             if answer.status_code != httpx.codes.OK:
                 raise ValueError(f"status {answer.status_code}")
             for piece in answer.iter_raw():

@@ -28,7 +28,9 @@ def admit(
     """
     if not settings.secure:
         return dict(settings.kafka)
-    options = member_options(authority_of(settings.data_dir, settings.cluster), ROLES[kind], name, hosts)
+    options = member_options(
+        authority_of(settings.data_dir, settings.cluster, settings.key_encryption_file), ROLES[kind], name, hosts
+    )  # fmt: skip
     ensure_access(admin_of(settings.connection), [(kind, name)])
     return options
 

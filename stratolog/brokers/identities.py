@@ -3,7 +3,7 @@
 ::
 
     DATA_DIR/authority/              the cluster's authority (stratolog.security.authority)
-    DATA_DIR/kafka-users/NAME.password   0600: passwords of users that ``admin kafka-user`` made
+    DATA_DIR/kafka-users/NAME.password   0600: passwords of users that ``admin kafka-user`` made, sealed
 
 A process proves itself to the brokers by the certificate of its role and name; people's commands by that of the
 operator.
@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from schemas.kafka.connection import CA_FILE, CERTIFICATE_FILE, KEY_FILE, PROTOCOL, SSL
+from schemas.kafka.connection import CA_FILE, CERTIFICATE_FILE, KEY_FILE, KEY_PASSWORD_FILE, PROTOCOL, SSL
 from schemas.security.certificates import PeerIdentity, Role
 from stratolog.brokers.secure_listeners import OPERATOR, BrokerIdentity
 from stratolog.security.authority import Authority, open_authority
+from stratolog.security.key_encryption import KeyEncryption
 from stratolog.security.private_files import make_private_folder
 
 AUTHORITY = "authority"
@@ -26,9 +27,13 @@ USERS_FOLDER = "kafka-users"
 AUDIT_NAME = "audit"
 
 
-def authority_of(data_dir: Path, cluster: str) -> Authority:
-    """Open the authority of a stack, or make it; raises UsageError."""
-    return open_authority(data_dir / AUTHORITY, cluster=cluster, now_s=int(time.time()))
+def authority_of(data_dir: Path, cluster: str, key_file: Path | None = None) -> Authority:
+    """Open the authority of a stack, or make it; raises UsageError.
+
+    ``key_file`` has the key under which private keys are encrypted.
+    """
+    keys = None if key_file is None else KeyEncryption(key_file)
+    return open_authority(data_dir / AUTHORITY, cluster=cluster, now_s=int(time.time()), keys=keys)
 
 
 def broker_identities(authority: Authority, count: int) -> tuple[BrokerIdentity, ...]:
@@ -37,7 +42,13 @@ def broker_identities(authority: Authority, count: int) -> tuple[BrokerIdentity,
     for number in range(1, count + 1):
         holder = PeerIdentity(name=f"broker-{number}", role=Role.BROKER)
         issued = authority.certify(holder, now_s=int(time.time()))
-        found.append(BrokerIdentity(name=holder.name, key_store=issued.path, trust_store=authority.ca_file))
+        encrypted = authority.keys is not None
+        found.append(
+            BrokerIdentity(
+                name=holder.name, key_store=authority.key_store(holder) if encrypted else issued.path,
+                trust_store=authority.ca_file, password_file=authority.keys.path if authority.keys else None,
+            )
+        )  # fmt: skip
     return tuple(found)
 
 
@@ -49,12 +60,13 @@ def member_options(
     Raises UsageError.
     """
     issued = authority.certify(PeerIdentity(name=name, role=role), hosts, now_s=int(time.time()))
-    return {
+    found = {
         PROTOCOL: SSL,
         CA_FILE: str(authority.ca_file),
         CERTIFICATE_FILE: str(issued.path),
         KEY_FILE: str(issued.path),
     }
+    return found if authority.keys is None else found | {KEY_PASSWORD_FILE: str(authority.keys.path)}
 
 
 def operator_options(authority: Authority) -> Mapping[str, str]:

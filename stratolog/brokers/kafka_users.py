@@ -26,9 +26,11 @@ from confluent_kafka.admin import (
 )
 
 from schemas.kafka.access import KafkaPrincipal
+from schemas.security.sealed import is_sealed
 from schemas.topics import USER_NAME, responses_topic
 from stratolog.brokers.access_rules import ADMIN_TIMEOUT_S, ensure_access, remove_access, require_to_describe
 from stratolog.errors import Unavailable, UsageError
+from stratolog.security.key_encryption import KeyEncryption, password_purpose
 from stratolog.security.private_files import read_private, write_private
 
 PASSWORD_BYTES = 32
@@ -45,30 +47,47 @@ def check_name(name: str) -> str:
 
 
 def add_user(
-    admin: AdminClient, name: str, password_file: Path, topic_settings: Mapping[str, str], copies: int
-) -> bool:
+    admin: AdminClient, name: str, password_file: Path, topic_settings: Mapping[str, str], copies: int,
+    keys: KeyEncryption | None = None,
+) -> bool:  # fmt: skip
     """Make a user with his topic of responses and his rights; return whether he is new.
 
-    A user who is there keeps his password, and must have his file. Raises UsageError, Unavailable.
+    With ``keys`` the file is sealed. A user who is there keeps his password, and must have his file. Raises
+    UsageError, Unavailable.
     """
     check_name(name)
     is_new = name not in users(admin)
     if is_new or read_private(password_file) is None:
-        set_password(admin, name, password_file)
+        set_password(admin, name, password_file, keys)
     _ensure_topic(admin, str(responses_topic(name)), topic_settings, copies)
     ensure_access(admin, [(KafkaPrincipal.USER, name)])
     return is_new
 
 
-def set_password(admin: AdminClient, name: str, password_file: Path) -> None:
+def set_password(admin: AdminClient, name: str, password_file: Path, keys: KeyEncryption | None = None) -> None:
     """Give a user a new password: to the brokers first, then into the file. Raises Unavailable, UsageError.
+
+    With ``keys`` the file is sealed; without them it is what a user's program reads.
 
     If the file cannot be written, the brokers have a password that nobody knows: give the command again.
     """
     password = secrets.token_urlsafe(PASSWORD_BYTES)
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, ITERATIONS)
     _alter(admin, UserScramCredentialUpsertion(name, info, password.encode()), name)
-    write_private(password_file, password.encode())
+    content = password.encode()
+    write_private(password_file, content if keys is None else keys.seal(password_purpose(name), content))
+
+
+def password_of(name: str, password_file: Path, keys: KeyEncryption | None) -> bytes:
+    """Return a user's password from the cluster's copy; raises UsageError."""
+    content = read_private(password_file)
+    if content is None:
+        raise UsageError(f"there is no {password_file}: 'stratolog admin kafka-user rotate {name}' makes a password")
+    if keys is not None:
+        return keys.open(password_purpose(name), content, password_file)
+    if is_sealed(content):
+        raise UsageError(f"{password_file} is encrypted, and no 'key_encryption_file' is named")
+    return content
 
 
 def remove_user(admin: AdminClient, name: str, password_file: Path) -> bool:
@@ -90,9 +109,13 @@ def remove_user(admin: AdminClient, name: str, password_file: Path) -> bool:
     return was_there
 
 
-def users(admin: AdminClient) -> list[str]:
-    """Return the names of all users who have a password; raises Unavailable."""
-    require_to_describe(admin)
+def users(admin: AdminClient, *, may_ask: bool = False) -> list[str]:
+    """Return the names of all users who have a password; raises Unavailable.
+
+    ``may_ask``: the caller has made sure that it may (``are_acls_kept`` does).
+    """
+    if not may_ask:
+        require_to_describe(admin)
     asked: Any = admin.describe_user_scram_credentials(request_timeout=ADMIN_TIMEOUT_S)
     try:
         found = asked.result()

@@ -6,7 +6,8 @@ Three listeners, all with TLS::
     NODES        SSL with certificates of clients: brokers, nodes, datanodes, the audit, operators
     CONTROLLER   the same, for the brokers among themselves
 
-Keys and certificates are PEM files as the cluster's authority makes them. No password is needed for any of this, and
+Keys and certificates are PEM files as the cluster's authority makes them, or PKCS #12 if they are encrypted: Java 17
+does not read the encrypted keys of OpenSSL in PEM. No password is needed for any of this, and
 none is on any command line: users are made later, over NODES.
 """
 
@@ -18,21 +19,28 @@ from pathlib import Path
 
 from schemas.kafka.access import RULES_OF_NAMES, super_users
 from schemas.kafka.connection import SCRAM
+from stratolog.errors import UsageError
 
 USERS = "USERS"
 NODES = "NODES"
 CONTROLLER = "CONTROLLER"
+PASSWORDS = "passwords"
+"""Name of what reads passwords from files for a broker."""
 OPERATOR = "operator"
 """Name of the administrator as whom the local stack's commands ask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerIdentity:
-    """What a broker proves itself by: its key and certificate in one file, and its authority's certificate."""
+    """What a broker proves itself by: its key and certificate in one file, and its authority's certificate.
+
+    ``password_file``: the key store is PKCS #12, and this file is its password; None: it is PEM, in clear.
+    """
 
     name: str
     key_store: Path
     trust_store: Path
+    password_file: Path | None = None
 
 
 def listener_properties(
@@ -59,8 +67,7 @@ def listener_properties(
         f"listener.name.{USERS.lower()}.{SCRAM.lower()}.sasl.jaas.config": (
             "org.apache.kafka.common.security.scram.ScramLoginModule required;"
         ),
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(own.key_store),
+        **_key_store(own),
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(own.trust_store),
         "ssl.endpoint.identification.algorithm": "https",
@@ -68,4 +75,23 @@ def listener_properties(
         "allow.everyone.if.no.acl.found": "false",
         "super.users": super_users(OPERATOR, brokers),
         **certified,
+    }
+
+
+def _key_store(own: BrokerIdentity) -> Mapping[str, str]:
+    """Return where a broker's key is. It reads the password from its file, when it starts: no setting shows it."""
+    if own.password_file is None:
+        return {"ssl.keystore.type": "PEM", "ssl.keystore.location": str(own.key_store)}
+    if set(":}") & set(str(own.password_file)):
+        raise UsageError(
+            f"setting 'key_encryption_file': Kafka reads no file whose path has ':' or '}}': {own.password_file}"
+        )
+    password = f"${{{PASSWORDS}:{own.password_file.parent}:{own.password_file.name}}}"
+    return {
+        "config.providers": PASSWORDS,
+        f"config.providers.{PASSWORDS}.class": "org.apache.kafka.common.config.provider.DirectoryConfigProvider",
+        "ssl.keystore.type": "PKCS12",
+        "ssl.keystore.location": str(own.key_store),
+        "ssl.keystore.password": password,
+        "ssl.key.password": password,
     }

@@ -12,7 +12,7 @@ from stratolog.errors import Unavailable, UsageError, UserError
 from stratolog.local.processes import wait_until
 from stratolog.nodes.answers import node_statuses
 from stratolog.nodes.core import leaders
-from stratolog.nodes.node_http import http_to, url_of
+from stratolog.nodes.node_http import http_to, operator_auth, url_of
 
 TRANSFER_TIMEOUT_S = 60.0
 OWNER_WAIT_S = 15.0
@@ -48,7 +48,7 @@ def move(settings: Settings, shard: int, node: str) -> dict[str, Any]:
             url,
             params={"node": node, "address": target},
             timeout=TRANSFER_TIMEOUT_S,
-            auth=settings.secret().sign,
+            auth=operator_auth(settings),
         )
         body = answer.json()
     except (httpx.HTTPError, ValueError) as error:

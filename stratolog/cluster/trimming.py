@@ -18,7 +18,7 @@ from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UserError
 from stratolog.nodes.answers import node_answer, node_status
 from stratolog.nodes.core.leaders import is_leader
-from stratolog.nodes.node_http import http_to, url_of
+from stratolog.nodes.node_http import http_to, operator_auth, url_of
 
 ASK_TIMEOUT_S = 120.0
 """How long the leader may take: it asks every member, and each syncs its disk."""
@@ -167,7 +167,7 @@ def _ask(settings: Settings, log: TrimmedLog, wish: Wish, do: str) -> Json:
             try:
                 answer = http_to(leader.address).post(
                     url, params={**parameters, "nodes": nodes}, timeout=ASK_TIMEOUT_S,
-                    auth=settings.secret().sign,
+                    auth=operator_auth(settings),
                 )  # fmt: skip
                 body = answer.json()
             except (httpx.HTTPError, ValueError) as error:

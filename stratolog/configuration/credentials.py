@@ -6,36 +6,28 @@ Nobody but its owner may read such a file. Its contents never go into a settings
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 from schemas.access.credentials import MAX_FILE_BYTES, Credentials, parse_credentials
+from schemas.security.sealed import CREDENTIALS, opened
 from stratolog.errors import UsageError
+from stratolog.security.private_files import read_private
 
 FILE_MODE = 0o600
 
 
-def read_credentials(path: Path) -> Credentials:
-    """Return the credentials in a file; raises UsageError, naming the setting, if they cannot be used."""
-    where = f"setting 'credentials_file': {path}"
+def read_credentials(path: Path, key_file: Path | None = None) -> Credentials:
+    """Return the credentials in a file; raises UsageError, naming the setting, if they cannot be used.
+
+    ``key_file`` has the key under which the file may be sealed.
+    """
+    content = read_private(path, setting="credentials_file", most=MAX_FILE_BYTES)
+    if content is None:
+        raise UsageError(f"setting 'credentials_file': {path} does not exist")
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise UsageError(f"{where} cannot be read: {error.strerror}") from error
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise UsageError(f"{where} is no file")
-        if found.st_mode & 0o077:
-            mode = stat.S_IMODE(found.st_mode)
-            raise UsageError(f"{where} may be read by others (mode {mode:04o}): 'chmod 600 {path}'")
-        content = os.read(descriptor, MAX_FILE_BYTES)
-    finally:
-        os.close(descriptor)
-    try:
-        return parse_credentials(content.decode())
+        return parse_credentials(opened(content, key_file, CREDENTIALS).decode())
     except ValueError as error:
-        raise UsageError(f"{where}: {error}") from error
+        raise UsageError(f"setting 'credentials_file': {path}: {error}") from error
 
 
 def write_credentials(path: Path, credentials: Credentials) -> None:

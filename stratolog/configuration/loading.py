@@ -28,6 +28,10 @@ from stratolog.configuration.settings import KAFKA_PREFIX, PREFIX, Settings, rea
 from stratolog.errors import UsageError
 
 CONFIG_VARIABLE = "STRATOLOG_CONFIG"
+FILE_SETTINGS = (
+    "cluster_secret_file", "tls_ca_file", "tls_certificate_file", "tls_key_file", "key_encryption_file",
+)  # fmt: skip
+"""Settings that name a file; ``credentials_file`` counts from the working directory."""
 
 
 def load_settings(path: Path | None = None, environment: Mapping[str, str] | None = None) -> Settings:
@@ -53,9 +57,7 @@ def load_settings(path: Path | None = None, environment: Mapping[str, str] | Non
         root = stack_directory(here)
     # Absolute from here on: a process that is started later may have another working directory.
     files: dict[str, Any] = {
-        name: _absolute(name, root, file)
-        for name in ("cluster_secret_file", "tls_ca_file", "tls_certificate_file", "tls_key_file")
-        if (file := getattr(settings, name)) is not None
+        name: _absolute(name, root, file) for name in FILE_SETTINGS if (file := getattr(settings, name)) is not None
     }
     return replace(
         settings,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from schemas.access.credentials import Credentials
     from schemas.privilege import ClusterSecret
     from schemas.security.tls import ProcessTls, TlsFiles
+    from stratolog.security.key_encryption import KeyEncryption
 
 
 PREFIX = "STRATOLOG_"
@@ -195,6 +196,11 @@ class Settings:
     """
     tls_key_file: Path | None = _setting(values.path, default=None)
     """PEM file with the certificate's key, if that is not in ``tls_certificate_file``."""
+    key_encryption_file: Path | None = _setting(values.path, default=None)
+    """File with the key under which private keys and secrets are encrypted in their files.
+
+    Keep it where copies of the data directory do not go. Unset: they are in clear. ``stratolog up --secure`` makes one.
+    """
     auth: str | None = _setting(values.one_of("none", "signed"), default=None)
     """Whom nodes believe. ``none``: anybody may do everything, under any name. ``signed``: users sign what they ask.
 
@@ -238,13 +244,21 @@ class Settings:
         """Return the cluster's secret; raises UsageError, with the remedy, if there is none."""
         from stratolog.configuration.cluster_secret import read_secret
 
-        return read_secret(self.secret_file)
+        return read_secret(self.secret_file, self.key_encryption_file)
+
+    def keys(self) -> KeyEncryption | None:
+        """Return the key-encryption key, None if secrets are in clear."""
+        from stratolog.security.key_encryption import KeyEncryption
+
+        return None if self.key_encryption_file is None else KeyEncryption(self.key_encryption_file)
 
     def tls_files(self) -> TlsFiles | None:
         """Return the files of this process's TLS, None if it speaks in clear; raises UsageError."""
         from stratolog.configuration.tls import tls_files_of
 
-        return tls_files_of(self.tls_ca_file, self.tls_certificate_file, self.tls_key_file)
+        return tls_files_of(
+            self.tls_ca_file, self.tls_certificate_file, self.tls_key_file, self.key_encryption_file
+        )  # fmt: skip
 
     def tls(self) -> ProcessTls | None:
         """Return how this process speaks TLS, None if it speaks in clear; raises UsageError for unusable files."""
@@ -257,7 +271,7 @@ class Settings:
         from stratolog.configuration.credentials import read_credentials
 
         if self.credentials_file is not None:
-            return read_credentials(self.credentials_file)
+            return read_credentials(self.credentials_file, self.key_encryption_file)
         if self.auth != "signed":
             return None
         from schemas.access.credentials import operator_credentials

@@ -1,4 +1,7 @@
-"""TLS of this process, from the settings ``tls_ca_file``, ``tls_certificate_file`` and ``tls_key_file``."""
+"""TLS of this process, from the settings ``tls_ca_file``, ``tls_certificate_file`` and ``tls_key_file``.
+
+``key_encryption_file`` opens the key if it is encrypted.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ from stratolog.errors import UsageError
 log = logging.getLogger("stratolog.tls")
 
 
-def tls_files_of(ca: Path | None, certificate: Path | None, key: Path | None) -> TlsFiles | None:
+def tls_files_of(
+    ca: Path | None, certificate: Path | None, key: Path | None, key_encryption: Path | None = None
+) -> TlsFiles | None:  # fmt: skip
     """Return the files, None if no authority is named; raises UsageError if they do not go together."""
     if ca is None:
         for name, path in (("tls_certificate_file", certificate), ("tls_key_file", key)):
@@ -22,7 +27,7 @@ def tls_files_of(ca: Path | None, certificate: Path | None, key: Path | None) ->
         return None
     if key is not None and certificate is None:
         raise UsageError("setting 'tls_key_file' is given, and 'tls_certificate_file' is not")
-    return TlsFiles(ca=ca, certificate=certificate, key=key)
+    return TlsFiles(ca=ca, certificate=certificate, key=key, key_encryption=key_encryption)
 
 
 @cache

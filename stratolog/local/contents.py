@@ -7,9 +7,11 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from schemas.security.sealed import next_file
 from stratolog.configuration.settings import SECRET_FILE
 from stratolog.local import state
 from stratolog.local.processes import wait_until
+from stratolog.security.key_encryption import default_file
 
 FOLDERS = (
     "kafka", "nodes", "datanodes", "audit", "logs", "drills", "restore", "authority", "kafka-users",
@@ -53,6 +55,7 @@ def remove_contents(data_dir: Path) -> None:
     for folder in (data_dir / name for name in FOLDERS):
         if not wait_until(partial(_is_removed, folder), REMOVE_TIMEOUT_S):
             shutil.rmtree(folder)  # again, for the error that says why
+    _remove_own_key(data_dir)
     for name in (SECRET_FILE, state.DRILL_LOCK_FILE, state.STATE_FILE):
         (data_dir / name).unlink(missing_ok=True)
     unreadable_file(data_dir).unlink(missing_ok=True)
@@ -60,6 +63,15 @@ def remove_contents(data_dir: Path) -> None:
         (data_dir / name).unlink(missing_ok=True)
     with suppress(OSError):
         data_dir.rmdir()
+
+
+def _remove_own_key(data_dir: Path) -> None:
+    """Delete the key-encryption key that ``up`` made; one that a person has put elsewhere stays."""
+    own = default_file(data_dir)
+    for path in (own, next_file(own), own.parent / ".gitignore"):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):
+        own.parent.rmdir()
 
 
 def _is_removed(folder: Path) -> bool:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from schemas.kafka.connection import CA_FILE, CERTIFICATE_FILE
+from stratolog.brokers.at_rest import encrypt, ensure_key, key_file_of
 from stratolog.brokers.identities import authority_of, operator_options
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
 from stratolog.errors import UsageError
 from stratolog.local.ports import Moved, free_datanodes, with_free_ports
 from stratolog.local.processes import free_ports
-from stratolog.local.state import BROKER, SETTINGS_FILE, StackState
+from stratolog.local.state import SETTINGS_FILE, StackState
 
 FIXED = ("cluster", "shards", "brokers", "response_partitions", "durability")
 """Settings that are built into the data: a stack's data directory refuses others."""
@@ -26,7 +27,7 @@ def effective_settings(settings: Settings, before: StackState) -> tuple[Settings
     """Return the settings with the stack's addresses, and the processes that listen elsewhere than the settings say."""
     path = settings.data_dir / SETTINGS_FILE
     stored = load_settings(path, environment={}) if path.exists() else None
-    settings = _with_security(settings, stored, is_running=any(one.kind == BROKER for one in before.running()))
+    settings = _with_security(settings, stored, before)
     if stored is None:
         return with_free_ports(settings)
     for name in FIXED:
@@ -53,20 +54,28 @@ def effective_settings(settings: Settings, before: StackState) -> tuple[Settings
     return with_free_ports(settings)
 
 
-def _with_security(settings: Settings, stored: Settings | None, *, is_running: bool) -> Settings:
+def _with_security(settings: Settings, stored: Settings | None, before: StackState) -> Settings:
     """Return the settings with how processes reach the brokers of this stack; makes the authority of a secure one.
 
-    A stack stays secure, or open, until it is started otherwise; brokers that run refuse that by a UsageError.
+    A stack stays secure, or open, until it is started otherwise; processes that run refuse that by a UsageError.
     """
+    is_running = bool(before.running())
     if given := sorted(_OPEN.keys() & settings.explicit):
         raise UsageError(
             f"the local stack makes the settings {', '.join(_OPEN)} itself ('stratolog up --secure'): leave out "
             f"{', '.join(given)}"
         )
     wanted = (stored.secure if stored else None) if settings.secure is None else settings.secure
+    key_file = key_file_of(settings, stored)
+    if stored is not None and is_running and key_file != stored.key_encryption_file:
+        raise UsageError(
+            f"processes of the stack in {settings.data_dir} run, and they know another 'key_encryption_file': 'stratolog "
+            "down' first, then it can change"
+        )
+    settings = replace(settings, key_encryption_file=key_file)
     if stored is not None and is_running and bool(stored.secure) != bool(wanted):
         raise UsageError(
-            f"the brokers of the stack in {settings.data_dir} run: 'stratolog down' first, then it can change"
+            f"processes of the stack in {settings.data_dir} run: 'stratolog down' first, then it can change"
         )
     if not wanted:
         if "kafka" in settings.explicit or "node_bootstrap_servers" in settings.explicit:
@@ -74,20 +83,28 @@ def _with_security(settings: Settings, stored: Settings | None, *, is_running: b
                 "the settings 'kafka' and 'node_bootstrap_servers' are for brokers that know who asks, and the local "
                 "stack's are open: give 'stratolog up --secure', or leave them out"
             )
+        _encrypt(settings)
         return replace(settings, secure=wanted, kafka=(), node_bootstrap_servers=None, **_OPEN)
     if "kafka" in settings.explicit or "node_bootstrap_servers" in settings.explicit:
         raise UsageError(
             "a secure local stack makes the settings 'kafka' and 'node_bootstrap_servers' itself: leave them out"
         )
-    if stored is not None and is_running:
-        servers = stored.node_bootstrap_servers
-    else:
+    # Nodes that run look for the brokers where they were, also for those that have to be started again.
+    servers = stored.node_bootstrap_servers if stored is not None and is_running else None
+    if servers is None:
         servers = ",".join(f"127.0.0.1:{port}" for port in free_ports(settings.brokers))
-    options = operator_options(authority_of(settings.data_dir, settings.cluster))
+    _encrypt(settings)
+    options = operator_options(authority_of(settings.data_dir, settings.cluster, key_file))
     return replace(
         settings, secure=True, kafka=tuple(sorted(options.items())), node_bootstrap_servers=servers,
         tls_ca_file=Path(options[CA_FILE]), tls_certificate_file=Path(options[CERTIFICATE_FILE]), tls_key_file=None,
     )  # fmt: skip
+
+
+def _encrypt(settings: Settings) -> None:
+    """Have keys and secrets encrypted if they are to be; ends what a killed command has begun. Raises UsageError."""
+    if settings.key_encryption_file is not None:
+        encrypt(settings, ensure_key(settings, settings.key_encryption_file))
 
 
 def _with_datanodes(settings: Settings, stored: Settings, moved: list[Moved], *, running: bool) -> Settings:

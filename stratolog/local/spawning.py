@@ -8,16 +8,20 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from schemas.access.credentials import auditor_credentials
 from schemas.kafka.access import KafkaPrincipal
 from schemas.kafka.connection import CERTIFICATE_FILE
+from schemas.security.sealed import CREDENTIALS
 from schemas.topics import DN_LOG, OM_LOG
 from stratolog.brokers.admission import admit, as_variables
+from stratolog.brokers.at_rest import AUDIT_CREDENTIALS
 from stratolog.configuration.loading import CONFIG_VARIABLE, without_variables
 from stratolog.configuration.settings import PREFIX, Settings
 from stratolog.local.jars import spark_jars
 from stratolog.local.processes import spawn
 from stratolog.local.state import DATANODE, NODE, SETTINGS_FILE, UI, StackMember
 from stratolog.nodes.node_http import learn
+from stratolog.security.private_files import write_private
 
 
 def node_command(name: str) -> list[str]:
@@ -86,6 +90,7 @@ def audit_command(settings: Settings) -> list[str]:
         "bootstrap_servers": settings.connection.servers,
         "kafka": dict(options),
         **_audit_tls(settings, options),
+        **_audit_credentials(settings),
         "work_dir": str(folder),
         "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
         "cluster": settings.cluster,
@@ -104,6 +109,19 @@ def _audit_tls(settings: Settings, options: Mapping[str, str]) -> Mapping[str, s
     if settings.tls_ca_file is None:
         return {}
     return {"tls_ca_file": str(settings.tls_ca_file), "tls_certificate_file": options[CERTIFICATE_FILE]}
+
+
+def _audit_credentials(settings: Settings) -> Mapping[str, str]:
+    """Write what the audit signs its questions with; return the files' names. Only nodes that want it get it."""
+    key_file = settings.key_encryption_file
+    found = {} if key_file is None else {"key_encryption_file": str(key_file)}
+    path = settings.data_dir / AUDIT_CREDENTIALS
+    if settings.auth != "signed":
+        path.unlink(missing_ok=True)
+        return found
+    content, keys = auditor_credentials(settings.secret()).text().encode(), settings.keys()
+    write_private(path, content if keys is None else keys.seal(CREDENTIALS, content))
+    return found | {"credentials_file": str(path)}
 
 
 def audit_health(settings: Settings) -> dict[str, object]:

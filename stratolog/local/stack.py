@@ -6,6 +6,7 @@ directory::
     stack.json, stack.toml, stack.lock   what runs, with which settings (stratolog.local.state)
     cluster-secret                       the cluster's secret (stratolog.configuration.cluster_secret)
     kafka/broker-N/                      data and log of a broker
+    ../DATA_DIR-keys/                    the key-encryption key of a secure stack (stratolog.security.key_encryption)
     authority/, kafka-users/             certificates, and users' passwords, of a secure stack (stratolog.brokers)
     nodes/NAME/, logs/NAME.log           databases and log of a node
     datanodes/NAME/, logs/NAME.log       blocks, databases and log of a datanode
@@ -160,8 +161,10 @@ class _Start:
     def run(self) -> None:
         """Start what is missing, each kind once the kind before it serves."""
         (self._data_dir / SETTINGS_FILE).write_text(self._settings.to_toml())
+        if self._settings.secure and self._settings.key_encryption_file is None:
+            self._report("keys and secrets are in clear: 'stratolog admin keys encrypt', after 'down', encrypts them")
         self._start_brokers()
-        if make_secret(self._settings.secret_file):
+        if make_secret(self._settings.secret_file, self._settings.keys()):
             self._report(f"the cluster's secret, in {self._settings.secret_file}")
         self._report("topics")
         ensure_topics(self._settings.connection, topic_plan(self._settings))
@@ -226,7 +229,8 @@ class _Start:
         secure_listeners = tuple(
             Listener(broker=b, controller=c, nodes=n) for b, c, n in zip(ports, controllers, nodes, strict=True)
         )
-        identities = broker_identities(authority_of(self._data_dir, settings.cluster), len(ports))
+        authority = authority_of(self._data_dir, settings.cluster, settings.key_encryption_file)
+        identities = broker_identities(authority, len(ports))
         return KafkaCluster(
             folder=folder, jars=jars, listeners=secure_listeners, identities=identities, operator=settings.kafka,
             heap_mib=settings.broker_heap_mib,

@@ -8,6 +8,7 @@ clear, and a server that speaks TLS answers nothing to that. So is whose credent
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import httpx
 
@@ -45,6 +46,19 @@ def sign(settings: Settings) -> Settings:
         signer = CallSigner(credentials)
         _SIGNERS.update(dict.fromkeys(_addresses(settings), signer))
     return settings
+
+
+def operator_auth(settings: Settings) -> Any:
+    """Return what proves that an operator calls, for httpx: the cluster's secret, or an administrator's signature.
+
+    Nodes take the latter where users sign. Raises UsageError if there is neither.
+    """
+    if settings.credentials_file is None or settings.secret_file.exists():
+        return settings.secret().sign
+    from producers.reads.call_signer import CallSigner
+
+    credentials = settings.credentials()
+    return settings.secret().sign if credentials is None else CallSigner(credentials)
 
 
 def _addresses(settings: Settings) -> list[str]:

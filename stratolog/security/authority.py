@@ -25,25 +25,30 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes, PrivateKeyTypes
+from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from schemas.security.certificates import ORGANIZATION, PeerIdentity, Role
+from schemas.security.sealed import ENCRYPTED_KEY, CannotOpen
 from stratolog.errors import UsageError
 from stratolog.security.core.renewal import AUTHORITY_DAYS, CERTIFICATE_DAYS, Held, is_due, reason_to_renew, validity
+from stratolog.security.key_encryption import KeyEncryption, key_pem, read_key_pem
 from stratolog.security.private_files import make_private, make_private_folder, read_private, write_private
+from stratolog.security.revocation import CA_FILE, Revocation
 
 AUTHORITY_FILE = "authority.pem"
-CA_FILE = "ca.pem"
 CERTIFICATES = "certificates"
+KEY_STORE_SUFFIX = ".p12"
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 """Hosts of every certificate: a process is always reached from its own machine."""
 
@@ -59,10 +64,16 @@ class Issued:
 class Authority:
     """An authority that is open: its key is in memory. Made by :func:`open_authority`."""
 
-    def __init__(self, folder: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+    def __init__(
+        self, folder: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate,
+        keys: KeyEncryption | None = None,
+    ) -> None:  # fmt: skip
+        """``keys``: under what the private keys that it makes are encrypted."""
         self._folder = folder
+        self.keys = keys
         self._key = key
         self._certificate = certificate
+        self.revocation = Revocation(folder, key, certificate)
 
     @property
     def ca_file(self) -> Path:
@@ -88,15 +99,41 @@ class Authority:
             self._refuse_if_expired(now_s)
             key = ec.generate_private_key(ec.SECP256R1())
             certificate = self._sign(subject, key.public_key(), names, now_s)
-            write_private(path, _key_pem(key) + certificate.public_bytes(serialization.Encoding.PEM))
+            self.revocation.note(certificate, holder, now_s)
+            write_private(path, key_pem(key, self.keys) + certificate.public_bytes(serialization.Encoding.PEM))
         return Issued(path=path, reason=reason)
+
+    def key_store(self, holder: PeerIdentity) -> Path:
+        """Write a holder's key and certificate as PKCS #12, whose password is the key-encryption key; return the file.
+
+        For Java, which does not read keys that OpenSSL encrypts. Raises UsageError.
+        """
+        if self.keys is None:
+            raise UsageError("a key store has a password, and there is no key-encryption key")
+        key, certificate = _parse(read_private(self.holder_file(holder)) or b"", self.keys)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise UsageError(f"{self.holder_file(holder)} has a key of another kind")
+        how = serialization.BestAvailableEncryption(self.keys.newest())
+        made = pkcs12.serialize_key_and_certificates(holder.name.encode(), key, certificate, [self._certificate], how)
+        path = self.holder_file(holder).with_suffix(KEY_STORE_SUFFIX)
+        write_private(path, made)
+        return path
+
+    def certificates_of(self, holder: PeerIdentity, now_s: int) -> list[int]:
+        """Return the serial numbers of all certificates of a holder that are valid: renewed ones have not ended."""
+        given = self.revocation.given_out()
+        found = {one.serial for one in given if one.holder == holder and one.until_s > now_s}
+        content = read_private(self.holder_file(holder))
+        with suppress(ValueError):  # the holder has no file
+            found.add(x509.load_pem_x509_certificate(content or b"").serial_number)
+        return sorted(found)
 
     def holders(self) -> list[tuple[PeerIdentity, frozenset[str]]]:
         """Return who has a certificate of this authority, and for which hosts; files that are none are left out."""
         found = []
         for path in sorted((self._folder / CERTIFICATES).glob("*.pem")):
             try:
-                certificate = _parse(read_private(path) or b"")[1]
+                certificate = x509.load_pem_x509_certificate(read_private(path) or b"")
                 names = {one.oid: str(one.value) for one in certificate.subject}
                 role, name = Role(names[NameOID.ORGANIZATIONAL_UNIT_NAME]), names[NameOID.COMMON_NAME]
                 holder = PeerIdentity(name=name, role=role)
@@ -137,7 +174,7 @@ class Authority:
         if content is None:
             return None
         try:
-            key, certificate = _parse(content)
+            key, certificate = _parse(content, self.keys)
         except ValueError:
             return None
         begin, end = _validity_of(certificate)
@@ -145,6 +182,7 @@ class Authority:
             valid_from_s=begin, valid_until_s=end, subject=certificate.subject.rfc4514_string(),
             hosts=_hosts_of(certificate), is_issued_here=self._has_signed(certificate),
             has_its_key=key.public_key() == certificate.public_key(),
+            is_revoked=certificate.serial_number in self.revocation.revoked(),
         )  # fmt: skip
 
     def _has_signed(self, certificate: x509.Certificate) -> bool:
@@ -155,8 +193,8 @@ class Authority:
         return True
 
 
-def open_authority(folder: Path, *, cluster: str, now_s: int) -> Authority:
-    """Open the authority in a folder; make it if there is none.
+def open_authority(folder: Path, *, cluster: str, now_s: int, keys: KeyEncryption | None = None) -> Authority:
+    """Open the authority in a folder; make it if there is none, its keys encrypted if there are ``keys`` for that.
 
     Raises UsageError if what is there cannot be read, is damaged, or may be read by others.
     """
@@ -165,18 +203,22 @@ def open_authority(folder: Path, *, cluster: str, now_s: int) -> Authority:
     path = folder / AUTHORITY_FILE
     content = read_private(path)
     if content is None:
-        make_private(path, _new_authority(cluster, now_s))
+        make_private(path, _new_authority(cluster, now_s, keys))
         content = read_private(path) or b""
     try:
-        key, certificate = _parse(content)
+        key, certificate = _parse(content, keys)
+    except CannotOpen as error:
+        if ENCRYPTED_KEY not in content:
+            raise UsageError(f"{path} holds no key and certificate of an authority: {error}") from error
+        under = "" if keys is None else f", not that of setting 'key_encryption_file': {keys.path}"
+        raise UsageError(f"{path}: {error}{under}") from error
     except ValueError as error:
         raise UsageError(f"{path} holds no key and certificate of an authority: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise UsageError(f"{path} holds no key and certificate of an authority: they are no pair")
-    public = certificate.public_bytes(serialization.Encoding.PEM)
-    if read_private(folder / CA_FILE) != public:
-        write_private(folder / CA_FILE, public)
-    return Authority(folder, key, certificate)
+    made = Authority(folder, key, certificate, keys)
+    made.revocation.publish()
+    return made
 
 
 def holder_file(folder: Path, holder: PeerIdentity) -> Path:
@@ -195,7 +237,7 @@ def subject_of(holder: PeerIdentity) -> x509.Name:
     )
 
 
-def _new_authority(cluster: str, now_s: int) -> bytes:
+def _new_authority(cluster: str, now_s: int, keys: KeyEncryption | None) -> bytes:
     key = ec.generate_private_key(ec.SECP256R1())
     organization = x509.NameAttribute(NameOID.ORGANIZATION_NAME, ORGANIZATION)
     name = x509.Name([organization, x509.NameAttribute(NameOID.COMMON_NAME, f"authority of {cluster}"[:64])])
@@ -205,7 +247,7 @@ def _new_authority(cluster: str, now_s: int) -> bytes:
         .add_extension(_key_usage(signs_certificates=True), critical=True)
         .sign(key, hashes.SHA256())
     )
-    return _key_pem(key) + certificate.public_bytes(serialization.Encoding.PEM)
+    return key_pem(key, keys) + certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def _builder(
@@ -226,17 +268,9 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )  # fmt: skip
 
 
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    pkcs8 = serialization.PrivateFormat.PKCS8
-    return key.private_bytes(serialization.Encoding.PEM, pkcs8, serialization.NoEncryption())
-
-
-def _parse(content: bytes) -> tuple[PrivateKeyTypes, x509.Certificate]:
-    """Return key and first certificate of a file; raises ValueError if either is missing or damaged."""
-    try:
-        return serialization.load_pem_private_key(content, password=None), x509.load_pem_x509_certificate(content)
-    except (TypeError, UnsupportedAlgorithm) as error:
-        raise ValueError(str(error)) from error
+def _parse(content: bytes, keys: KeyEncryption | None) -> tuple[PrivateKeyTypes, x509.Certificate]:
+    """Return key and first certificate of a file; raises ValueError if either is missing, damaged or not opened."""
+    return read_key_pem(content, keys), x509.load_pem_x509_certificate(content)
 
 
 def _validity_of(certificate: x509.Certificate) -> tuple[int, int]:

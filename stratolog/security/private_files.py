@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from stratolog.errors import UsageError
@@ -26,25 +29,31 @@ def make_private_folder(path: Path) -> None:
         raise UsageError(f"{path} may be entered by others (mode {mode:04o}): 'chmod 700 {path}'")
 
 
-def read_private(path: Path) -> bytes | None:
-    """Return what is in a file, None if there is none; raises UsageError if it cannot be read, or others may."""
+def read_private(path: Path, *, setting: str = "", most: int = MAX_FILE_BYTES) -> bytes | None:
+    """Return what is in a file, None if there is none; raises UsageError if it cannot be read, or others may.
+
+    Errors name the ``setting`` that names the file. A file of more than ``most`` bytes is refused.
+    """
+    where = f"setting '{setting}': {path}" if setting else str(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    with open(descriptor, "rb") as file:
+        raise UsageError(f"{where} cannot be read: {error.strerror}") from error
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise UsageError(f"{path} is no file")
+            raise UsageError(f"{where} is no file")
         if found.st_mode & 0o077:
-            raise UsageError(
-                f"{path} may be read by others (mode {stat.S_IMODE(found.st_mode):04o}): 'chmod 600 {path}'"
-            )
-        content = file.read(MAX_FILE_BYTES + 1)
-    if len(content) > MAX_FILE_BYTES:
-        raise UsageError(f"{path} has more than {MAX_FILE_BYTES} bytes: it is none of ours")
+            mode = stat.S_IMODE(found.st_mode)
+            raise UsageError(f"{where} may be read by others (mode {mode:04o}): 'chmod 600 {path}'")
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(most + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > most:
+        raise UsageError(f"{where} has more than {most} bytes: it is none of ours")
     return content
 
 
@@ -72,6 +81,20 @@ def make_private(path: Path, content: bytes) -> bool:
     finally:
         scratch.unlink(missing_ok=True)
     return True
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Keep others who lock it out of a folder meanwhile; they wait. Raises UsageError if it cannot be opened."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be read: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _scratch(path: Path, content: bytes) -> Path:

@@ -14,25 +14,32 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import NewTopic
 
 from om_processors.fleet.datanode_client import DatanodeFailed, ask
 from producers import Client
 from producers.errors import NotConnected
+from schemas.kafka.access import KafkaPrincipal
+from schemas.kafka.client_settings import client_settings
 from schemas.records.datanode import ClosePipeline
 from schemas.security.certificates import PeerIdentity, Role
 from schemas.security.tls import ProcessTls, TlsFiles
-from spark_streaming.verdicts.core.words import EQUAL
-from stratolog.brokers.access_rules import are_acls_kept
+from spark_streaming.verdicts.core.words import DIVERGED, EQUAL
+from stratolog.brokers import at_rest
+from stratolog.brokers.access_rules import are_acls_kept, ensure_access
 from stratolog.brokers.admission import admin_of
 from stratolog.brokers.identities import member_options
 from stratolog.brokers.kafka_users import users
 from stratolog.cluster.verdicts import VerdictReader
+from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import UsageError
 from stratolog.local import stack, state
+from stratolog.local.processes import free_ports
 from stratolog.security.authority import open_authority
-from tests.support.local.secure_stack import SecureStack, read_error, write_error
+from stratolog.security.key_encryption import KeyEncryption
+from stratolog.security.private_files import write_private
+from tests.support.local.secure_stack import SecureStack, read_error, secure_settings, write_error
 
 pytestmark = pytest.mark.integration
 
@@ -135,7 +142,8 @@ def test_commands_reach_a_secure_stack(secure):
     for words in (("status",), ("topics", "ensure"), ("admin", "kafka-user", "list"), ("sh", "volume", "list")):
         done = secure.stratolog(*words)
         assert done.returncode == 0, done.stdout + done.stderr
-    again = secure.stratolog("admin", "kafka-user", "add", "alice")
+    file = str(secure.password_file("alice"))
+    again = secure.stratolog("admin", "kafka-user", "add", "alice", "--password-file", file)
     assert "is there already" in again.stdout
 
 
@@ -145,47 +153,75 @@ def test_a_running_stack_does_not_become_open(secure):
 
 
 def test_no_secret_is_anywhere_but_in_its_file(secure):
+    """In the data directory, in no file: those with keys and secrets are encrypted. Nor in a log, ``ps``, a metric."""
     done = secure.stratolog("admin", "kafka-user", "add", "carol")
     assert done.returncode == 0, done.stderr
-    folder = secure.settings.data_dir
-    secrets = [secure.password_file(name).read_text() for name in ("alice", "bob", "carol")]
-    for path in folder.glob("authority/**/*.pem"):
-        text = path.read_text()
-        if "PRIVATE KEY" in text:
-            secrets.append(text.splitlines()[1])
-    assert len(secrets) >= 10
-    own = (folder / "kafka-users", folder / "authority")
+    file = secure.password_file("carol")
+    handed = secure.stratolog("admin", "kafka-user", "hand-out", "carol", "--file", str(file))
+    assert handed.returncode == 0, handed.stderr
+    folder, key_file = secure.settings.data_dir, secure.settings.key_encryption_file
+    assert not key_file.is_relative_to(folder)
+    with Client(secure.servers, kafka=secure.user("carol"), tls=secure.tls("carol")) as client:
+        client.create_volume("volume-of-carol")
+    keys = KeyEncryption(key_file)
+    found = list(at_rest.secret_files(secure.settings))
+    assert len(found) >= 10
+    assert all(one.is_encrypted for one in found)
+    secrets = [secure.password_file(name).read_bytes() for name in ("alice", "bob", "carol")]
+    for one in found:
+        clear = at_rest._clear(one, keys)
+        secrets.append(clear.splitlines()[1] if b"PRIVATE KEY" in clear else clear.strip())
+    secrets += keys.keys()
+    private = (folder / "kafka-users", folder / "authority")
     looked = 0
-    for path in [one for one in folder.rglob("*") if one.is_file() and not one.is_relative_to(own[0])]:
-        if path.is_relative_to(own[1]):
-            assert path.stat().st_mode & 0o077 == 0, path
-            continue
+    for path in [one for one in folder.rglob("*") if one.is_file()]:
         content = path.read_bytes()
-        assert not [one for one in secrets if one.encode() in content], path
+        assert not [one for one in secrets if one in content], path
+        assert b"BEGIN PRIVATE KEY" not in content, path
+        assert path.stat().st_mode & 0o077 == 0 or not any(map(path.is_relative_to, private)), path
         looked += 1
-    assert looked > 20
+    assert looked > 30
     for process in [one for one in Path("/proc").iterdir() if one.name.isdecimal()]:
         for what in ("cmdline", "environ"):
             try:
                 content = (process / what).read_bytes()
             except OSError:
                 continue
-            assert not [one for one in secrets if one.encode() in content], f"{process}/{what}"
+            assert not [one for one in secrets if one in content], f"{process}/{what}"
     verify = ProcessTls(secure.tls("prometheus")).client()
     metrics = httpx.get(f"https://{secure.settings.nodes[0].address}/metrics", trust_env=False, verify=verify)
     assert metrics.status_code == 200
-    assert not [one for one in secrets if one in metrics.text + done.stdout + done.stderr]
-    for path in own:
+    said = (metrics.text + done.stdout + done.stderr + handed.stdout).encode()
+    assert not [one for one in secrets if one in said]
+    for path in private:
         assert path.stat().st_mode & 0o777 == 0o700
+    for path in (key_file.parent, key_file):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_command_without_the_key_encryption_key_says_so(secure, tmp_path):
+    file = secure.settings.key_encryption_file
+    elsewhere = tmp_path / "key"
+    file.rename(elsewhere)
+    try:
+        for words in (("sh", "volume", "list"), ("admin", "certificate", "make", "erin"), ("admin", "keys", "rotate")):
+            done = secure.stratolog(*words)
+            assert done.returncode != 0
+            assert "key_encryption_file" in done.stderr
+            assert str(file) in done.stderr
+            assert "Traceback" not in done.stderr
+    finally:
+        elsewhere.rename(file)
 
 
 def test_a_removed_user_is_refused(secure):
-    assert secure.stratolog("admin", "kafka-user", "add", "dave").returncode == 0
+    file = ("--password-file", str(secure.password_file("dave")))
+    assert secure.stratolog("admin", "kafka-user", "add", "dave", *file).returncode == 0
     kept = secure.password_file("dave").read_text()
     dave = secure.user("dave")
     with Client(secure.servers, kafka=dave, tls=secure.tls("dave")) as client:
         client.create_volume("volume-of-dave")
-    assert secure.stratolog("admin", "kafka-user", "remove", "dave").returncode == 0
+    assert secure.stratolog("admin", "kafka-user", "remove", "dave", *file).returncode == 0
     assert not secure.password_file("dave").exists()
     secure.password_file("dave").write_text(kept)
     secure.password_file("dave").chmod(0o600)
@@ -295,6 +331,64 @@ def test_certificates_are_renewed_while_requests_go_on(secure):
     assert not set(before) & set(after)
 
 
+def test_a_revoked_certificate_is_refused_by_running_processes(secure):
+    """A user's at nodes, by HTTP and the direct door, and at datanodes; a member's at the brokers, too."""
+    datanode = secure.settings.datanodes[0].address
+    host, _, port = secure.settings.nodes[0].address.partition(":")
+
+    def refused_by(tls: TlsFiles) -> set[str]:
+        found = set()
+        with httpx.Client(verify=ProcessTls(tls).client(), trust_env=False) as http:
+            try:
+                http.get(f"https://{host}:{port}/status")
+            except httpx.TransportError:
+                found.add("http")
+        for name, address in (("node", f"{host}:{port}"), ("datanode", datanode)):
+            at = address.rpartition(":")
+            try:
+                with socket.create_connection((at[0], int(at[2])), 5) as sock:
+                    with ProcessTls(tls).client().wrap_socket(sock, server_hostname=at[0]) as made:
+                        made.settimeout(1.0)
+                        if made.recv(1) == b"":
+                            found.add(name)
+            except TimeoutError:
+                continue  # it waits for what the caller says
+            except OSError as error:
+                found.add(name if "REVOKED" in str(error).upper() else f"{name}: {error}")
+        return found
+
+    eve = secure.tls("eve")
+    assert refused_by(eve) == set()
+    done = secure.stratolog("admin", "certificate", "revoke", "eve")
+    assert done.returncode == 0, done.stderr
+    assert refused_by(eve) == {"http", "node", "datanode"}
+    assert len(secure.stratolog("admin", "certificate", "revoked").stdout.splitlines()) >= 3
+    assert refused_by(secure.tls("alice")) == set()
+    made = secure.stratolog("admin", "certificate", "make", "eve")
+    assert "it is revoked" in made.stdout
+    assert refused_by(eve) == set(), "the same file has a new certificate"
+    # The cluster goes on: members show certificates that are not on the list.
+    with Client(secure.servers, kafka=secure.user("alice"), tls=secure.tls("alice"), deadline_ms=60_000) as client:
+        client.create_volume("after-revocation")
+    # A member loses its rights on the brokers, which do not look at the list.
+    ensure_access(admin_of(secure.settings.connection), [(KafkaPrincipal.OM, "om9")])
+    om9 = client_settings(secure.as_member(Role.OM, "om9"), {"log_level": 0})
+
+    def error_at_brokers() -> KafkaError | None:
+        found: KafkaError | None = Producer(om9).list_topics("om.log", timeout=20).topics["om.log"].error
+        return found
+
+    assert error_at_brokers() is None
+    revoked = secure.stratolog("admin", "certificate", "revoke", "om9")
+    assert "om om9 has no rights on the brokers any more" in revoked.stdout, revoked.stdout + revoked.stderr
+    deadline_s = time.monotonic() + REFUSED_WITHIN_S
+    while code_of(error_at_brokers()) != DENIED:
+        assert time.monotonic() < deadline_s
+    unknown = secure.stratolog("admin", "certificate", "revoke", "nobody-of-ours")
+    assert unknown.returncode != 0
+    assert "nobody called 'nobody-of-ours' has a certificate" in unknown.stderr
+
+
 @pytest.mark.slow
 def test_a_password_is_changed_under_load_and_the_broker_restarts(secure):
     """Open connections stay; when they break, the client reads its password anew, and no call fails."""
@@ -317,7 +411,8 @@ def test_a_password_is_changed_under_load_and_the_broker_restarts(secure):
         thread.start()
         old = secure.password_file("bob").read_text()
         for _ in range(3):
-            assert secure.stratolog("admin", "kafka-user", "rotate", "bob").returncode == 0
+            file = str(secure.password_file("bob"))
+            assert secure.stratolog("admin", "kafka-user", "rotate", "bob", "--password-file", file).returncode == 0
             assert secure.password_file("bob").read_text() != old
             time.sleep(1)
         before = count
@@ -343,3 +438,98 @@ def test_the_audit_runs_as_a_principal_of_its_own(secure):
                 break
         else:
             pytest.fail("the audit of a secure stack has said nothing in two minutes")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_audit_names_a_diverged_key_where_calls_are_signed(tmp_path):
+    """Without TLS, so that no certificate speaks for it: the audit signs as itself, with credentials that 'up' made."""
+    ports = free_ports(4)
+    nodes = tuple(NodeAddress(name=f"om{n}", host="127.0.0.1", port=ports[n]) for n in (1, 2, 3))
+    settings = secure_settings(
+        tmp_path / "signed", auth="signed", audit=True, secure=None, datanodes=(), nodes=nodes,
+        bootstrap_servers=f"127.0.0.1:{ports[0]}", key_encryption_file=tmp_path / "elsewhere" / "key",
+    )  # fmt: skip
+    signed = SecureStack(stack.up(settings, detached=False))
+    try:
+        assert [one.is_encrypted for one in at_rest.secret_files(signed.settings)] == [True, True]
+        done = signed.stratolog("drill", "corrupt-replica", "--json")
+        # The drill wants the keys beside one verdict, within 30 s; here any verdict on the damaged replica will do.
+        told = []
+        with VerdictReader(signed.settings.connection) as reader:
+            for verdicts in reader.until(time.monotonic() + 60):
+                told += [one.reason for one in verdicts if one.verdict == DIVERGED]
+                if [reason for reason in told if "/load/key-4' (another value)" in reason]:
+                    break
+            else:
+                pytest.fail(f"no key is named: {told}; {done.stdout[-3000:]}{done.stderr[-1000:]}")
+    finally:
+        signed.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_keys_are_changed_written_in_clear_and_encrypted_on_a_real_stack(tmp_path):
+    """The whole way: another key under load, a killed change, clear for older software, encrypted again, open brokers."""
+    keyed = SecureStack(stack.up(secure_settings(tmp_path / "keyed", datanodes=()), detached=False))
+    key_file = keyed.settings.key_encryption_file
+    assert key_file is not None
+
+    def command(*words: str) -> str:
+        done = keyed.stratolog(*words)
+        assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-2000:])
+        return done.stdout
+
+    def in_clear() -> list[bool]:
+        return [not one.is_encrypted for one in at_rest.secret_files(keyed.settings)]
+
+    try:
+        command("admin", "kafka-user", "add", "alice")
+        # From here on the file of the authority has a list, which brokers pass over when they start.
+        command("admin", "certificate", "make", "mallory")
+        command("admin", "certificate", "revoke", "mallory")
+        before = key_file.read_bytes()
+        command("admin", "keys", "rotate")
+        assert key_file.read_bytes() != before
+        command("sh", "volume", "create", "/rotated")
+        # The process that runs shows a certificate made under the new key; one that is started reads it.
+        command("admin", "certificate", "make", "om1", "--role", "om", "--host", "renewed.example")
+        command("admin", "stop-node", "om1")
+        command("admin", "start-node", "om1")
+        command("sh", "volume", "info", "/rotated")
+        # A change that was killed in the middle: the next key is there, and some files are under it.
+        keys = KeyEncryption(key_file)
+        keys.begin_change()
+        first = next(iter(at_rest.secret_files(keyed.settings)))
+        write_private(first.path, at_rest._encrypted(first, keys))
+        command("sh", "volume", "create", "/between")
+        assert stack.down(keyed.settings)
+        stack.up(replace(keyed.settings, explicit=frozenset()), detached=False)
+        assert not key_file.with_name(key_file.name + ".next").exists()
+        command("admin", "keys", "decrypt")
+        assert all(in_clear())
+        command("sh", "volume", "create", "/clear")
+        stack.down(keyed.settings)
+        key_file.rename(tmp_path / "away")
+        data_dir = keyed.settings.data_dir
+        plain = replace(secure_settings(data_dir, datanodes=(), nodes=keyed.settings.nodes), secure=None)
+        found = stack.up(plain, detached=False)
+        assert (found.secure, found.key_encryption_file) == (True, None)
+        command("sh", "volume", "info", "/clear")
+        refused = keyed.stratolog("admin", "keys", "encrypt")
+        assert "'stratolog down' first" in refused.stderr
+        stack.down(found)
+        command("admin", "keys", "encrypt", "--file", str(tmp_path / "elsewhere" / "key"))
+        assert not any(in_clear())
+        found = stack.up(plain, detached=False)
+        assert found.key_encryption_file == tmp_path / "elsewhere" / "key"
+        command("sh", "volume", "info", "/between")
+        stack.down(found)
+        opened = stack.up(replace(plain, secure=False), detached=False)
+        assert (opened.secure, dict(opened.kafka)) == (False, {})
+        command("sh", "volume", "info", "/rotated")
+        stack.down(opened)
+    finally:
+        keyed.close()
+    assert not key_file.exists()
+    assert (tmp_path / "elsewhere" / "key").exists(), "a file that a person has named is a person's"

@@ -15,16 +15,27 @@ import httpx
 import pytest
 from confluent_kafka import Producer
 
+from om_processors.namespace.tables import volume_key
 from producers import Client, RequestFailed
 from producers.errors import StratologError
 from producers.reads.call_signer import CallSigner
-from schemas.access.credentials import Credentials, TokenName, client_prefix, credentials_of, operator_credentials
+from schemas.access.credentials import (
+    Credentials,
+    TokenName,
+    auditor_credentials,
+    client_prefix,
+    credentials_of,
+    operator_credentials,
+)
 from schemas.access.signatures import sealed_key
 from schemas.codecs.codec import encode
 from schemas.codecs.envelopes import enveloped_requests
+from schemas.column_families import BUCKETS, VOLUME_TABLE
 from schemas.records.identity import CreateUser, RemoveUser, RotateUser
-from schemas.records.messages import PutKey, Request, SetRequestMode
-from schemas.topics import OM_REQUESTS
+from schemas.records.messages import Difference, PutKey, Request, SetRequestMode
+from schemas.sharding import shard_of
+from schemas.topics import OM_LOG, OM_REQUESTS
+from spark_streaming.naming.replica_rows import NoRows, ReplicaRows
 from tests.support.local.stack import TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -219,6 +230,40 @@ def test_users_do_not_read_rows(stack: TestStack, alice: Credentials, operator: 
     url = f"http://{stack.address('om1')}{asked}"
     assert httpx.get(url, auth=CallSigner(alice), trust_env=False).status_code == 403
     assert httpx.get(url, auth=stack.settings.secret().sign, trust_env=False).status_code == 200
+
+
+def test_the_audit_reads_rows_with_its_own_credentials(stack: TestStack, alice: Credentials, owned: str) -> None:
+    addresses = {OM_LOG: {node.name: node.address for node in stack.settings.nodes}}
+    shard, rows = (
+        shard_of(owned, SHARDS),
+        ReplicaRows(addresses, credentials=auditor_credentials(stack.settings.secret())),
+    )
+    buckets = [Difference(cf=VOLUME_TABLE, bucket=n, log_sum=0, replica_sum=0) for n in range(BUCKETS)]
+    found = [key for one in buckets for key in rows.ask(OM_LOG, "om1", shard, one).rows]
+    assert volume_key(owned) in found
+    for stranger in (None, alice):
+        with pytest.raises(NoRows, match="status 403"):
+            ReplicaRows(addresses, credentials=stranger).ask(OM_LOG, "om1", shard, buckets[0])
+
+
+def test_an_administrator_moves_a_leader_by_a_signature_and_a_user_does_not(
+    stack: TestStack, operator: Client, alice: Credentials
+) -> None:
+    made = operator.call(CreateUser(user="chief", administrator=True, groups=[]))
+    chief = credentials_of(stack.settings.secret(), TokenName(user="chief", generation=made.index, number=0))
+    node, target = stack.settings.nodes[0].address, stack.settings.nodes[1]
+    params = {"node": target.name, "address": target.address}
+
+    def moved(credentials: Credentials | None) -> httpx.Response:
+        auth = None if credentials is None else CallSigner(credentials)
+        url = f"http://{node}/v1/shards/0/transfer"
+        return httpx.post(url, params=params, auth=auth, timeout=30, trust_env=False)
+
+    for stranger in (None, alice):
+        answer = moved(stranger)
+        assert (answer.status_code, answer.json()["error"]) == (403, "PERMISSION_DENIED"), answer.text
+    # Whether this node owns the shard just now or not, it is no more a matter of rights.
+    assert moved(chief).status_code != 403
 
 
 def test_delegation_tokens(stack: TestStack, owned: str, alice: Credentials, bob: Credentials) -> None:

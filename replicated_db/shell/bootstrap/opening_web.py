@@ -28,7 +28,9 @@ from prometheus_client.core import Metric
 
 from replicated_db.core.errors import StopProcess
 from replicated_db.shell.bootstrap.transfer_pages import TransferPages
+from replicated_db.shell.web.bounded_server import BoundedRunner
 from replicated_db.shell.web.metrics import CONTENT_TYPE, Metrics, family
+from replicated_db.shell.web.web_site import WebSite
 from schemas.security.tls import ProcessTls
 
 BACKLOG = 128
@@ -75,7 +77,7 @@ class OpeningWeb:
         pages.attach(app)
         app.router.add_get("/metrics", self._show_metrics)
         app.router.add_route("*", "/{any:.*}", self._not_yet)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=END_TIMEOUT_S)
+        self._runner = BoundedRunner(app, shutdown_timeout=END_TIMEOUT_S)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="opening-web", daemon=True)
         self._listening: list[socket.socket] = []
@@ -108,7 +110,7 @@ class OpeningWeb:
     async def _start(self) -> None:
         await self._runner.setup()
         for one in self._listening:
-            await web.SockSite(self._runner, one.dup(), ssl_context=self._tls).start()
+            await WebSite(self._runner, one.dup(), self._tls).start()
 
     async def _not_yet(self, request: web.Request) -> web.Response:  # noqa: ARG002 - aiohttp's signature
         said = [text for _, text in sorted(self._said.copy().items())]

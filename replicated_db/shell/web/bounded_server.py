@@ -9,10 +9,13 @@ descriptors that the database needs. Rules:
 3. If none makes room, the new one is told 503, OVERLOADED, once it asks. MAX_REFUSED such wait for their answer at a
    time; a further one is closed without a word.
 
+4. The same holds for TLS: a connection counts from its beginning, and its handshake has HANDSHAKE_S. Of those that are
+   refused, MAX_REFUSED may be in their handshakes at a time (``may_greet``).
+
 A connection whose request is at work, or which was upgraded, is never ended here; one is idle again once its answer is
 made.
 
-4. What is no HTTP is answered with 400, and the log says how many such there were, every NOTE_S. aiohttp would write a
+5. What is no HTTP is answered with 400, and the log says how many such there were, every NOTE_S. aiohttp would write a
    traceback for each, with the bytes: anybody could fill the disk, and a proof in a header would be in the log.
 """
 
@@ -23,6 +26,7 @@ import json
 import logging
 import resource
 import time
+from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, cast
@@ -32,6 +36,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.log import server_logger
 from aiohttp.web_protocol import RequestHandler
 
+from replicated_db.shell.web.web_site import HANDSHAKE_S
 from schemas.result_codes import INVALID_REQUEST, OVERLOADED
 
 MAX_WEB_CONNECTIONS = 2048
@@ -103,12 +108,23 @@ class BoundedServer(web.Server):
         self._silent: dict[RequestHandler, asyncio.TimerHandle] = {}
         """Connections that have brought no request yet."""
         self._refusing: set[_Refusal] = set()
+        self._refused_s: deque[float] = deque()
+        """When those were refused whose handshake may go on."""
         self._noted_s = -NOTE_S
+
+    def may_greet(self) -> bool:
+        """Say whether a handshake of TLS may begin: not while too many are at it who will be refused."""
+        now_s = self._loop.time()
+        while self._refused_s and now_s - self._refused_s[0] > HANDSHAKE_S:
+            self._refused_s.popleft()
+        return len(self._refused_s) <= MAX_REFUSED
 
     def __call__(self) -> Any:
         """Return what serves a new connection."""
         if self._are_there() >= self.most and not self._make_room():
             self.refused += 1
+            if len(self._refused_s) <= MAX_REFUSED:
+                self._refused_s.append(self._loop.time())
             self._note()
             return _Refusal(self._refusing, self.most)
         made = super().__call__()
@@ -118,7 +134,7 @@ class BoundedServer(web.Server):
     def _are_there(self) -> int:
         """Return how many connections there are. One that was not made in time never will be."""
         now_s = self._loop.time()
-        while self._coming and now_s - next(iter(self._coming.values())) > FIRST_REQUEST_S:
+        while self._coming and now_s - next(iter(self._coming.values())) > HANDSHAKE_S:
             del self._coming[next(iter(self._coming))]
         return len(self._open) + len(self._coming)
 
@@ -181,8 +197,11 @@ class BoundedServer(web.Server):
 class BoundedRunner(web.AppRunner):
     """Runs an application on a BoundedServer of at most ``most`` connections."""
 
-    def __init__(self, app: web.Application, *, most: int = MAX_WEB_CONNECTIONS, max_line_size: int = 8190) -> None:
-        super().__init__(app, access_log=None, max_line_size=max_line_size)
+    def __init__(
+        self, app: web.Application, *, most: int = MAX_WEB_CONNECTIONS, max_line_size: int = 8190, **more: Any
+    ) -> None:  # fmt: skip
+        """``more``: as for aiohttp's runner."""
+        super().__init__(app, access_log=None, max_line_size=max_line_size, **more)
         self.most = most
         self._max_line_size = max_line_size
 

@@ -12,8 +12,9 @@ resolves to the node's address (DNS rebinding). Rules, for every path:
    paths that change nothing of its data (``open_posts``).
 4. On a TLS server (``secure``) nobody is anonymous: a request needs a certificate of the cluster's authority, or the
    header Authorization, whatever its method (decision 0073). A certificate of ``ADMINISTRATORS`` is as good as the
-   secret; any other may do what rule 3 leaves open. Where users sign their calls (``signed``), a call of another scheme
-   of Authorization passes: it is judged behind this guard.
+   secret; any other may do what rule 3 leaves open.
+5. Where users sign their calls (``signed``), a call of another scheme of Authorization passes, whatever its method: it
+   is judged behind this guard, which must refuse what changes something to all but administrators.
 """
 
 from __future__ import annotations
@@ -79,9 +80,7 @@ class HttpGuard:
             return "a page of another site may not ask this server"
         if caller is not None and caller.role in ADMINISTRATORS:
             return None
-        is_open = method in OPEN_METHODS or (
-            method == "POST" and any(one.fullmatch(target) for one in self._open_posts)
-        )
+        is_open = not self.changes(method, target)
         if is_open and (caller is not None or not self._secure):
             return None
         if self._secret is None:
@@ -89,7 +88,7 @@ class HttpGuard:
         given = headers.get(AUTHORIZATION)
         if self._secret.authorizes(given, method, host, target):
             return None
-        if is_open and self._signed and given is not None and not given.startswith(f"{SCHEME} "):
+        if self._signed and given is not None and not given.startswith(f"{SCHEME} "):
             return None
         what = "has no" if given is None else "has a wrong"
         if is_open:
@@ -100,6 +99,12 @@ class HttpGuard:
         return (
             f"{method} is for the cluster's members and operators, and the call {what} header {AUTHORIZATION}: "
             "the sender needs the file that the setting 'cluster_secret_file' names"
+        )
+
+    def changes(self, method: str, target: str) -> bool:
+        """Say whether a call may change something: it needs a proof (rule 3)."""
+        return method not in OPEN_METHODS and not (
+            method == "POST" and any(one.fullmatch(target) for one in self._open_posts)
         )
 
     def _is_own(self, host: str) -> bool:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import faust
-from aiohttp.web import SockSite, TCPSite
 from faust.web.drivers.aiohttp import Web
 
 from replicated_db.shell.web.bounded_server import (
@@ -23,6 +22,7 @@ from replicated_db.shell.web.bounded_server import (
     BoundedRunner,
     raise_descriptors,
 )
+from replicated_db.shell.web.web_site import WebSite
 
 MAX_LINE_BYTES = 48 * 1024
 """Most bytes of an HTTP request's line."""
@@ -48,6 +48,6 @@ class NodeWeb(Web):
         await self._runner.setup()
         if not self.listening:
             config = self.app.conf
-            await TCPSite(self._runner, config.web_bind, config.web_port, ssl_context=self._tls).start()
+            await WebSite(self._runner, (config.web_bind, config.web_port), self._tls).start()
         for one in self.listening:
-            await SockSite(self._runner, one, ssl_context=self._tls).start()
+            await WebSite(self._runner, one, self._tls).start()

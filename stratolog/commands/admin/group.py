@@ -14,7 +14,7 @@ from stratolog.commands.admin.digest_base import digest_base
 from stratolog.commands.admin.nodes import rebuild, start_node, stop_node
 from stratolog.commands.admin.secret import make_cluster_secret
 from stratolog.commands.brokers import kafka_user
-from stratolog.commands.certificates import certificate
+from stratolog.commands.certificates import certificate, keys
 from stratolog.commands.identity import users
 
 
@@ -39,4 +39,5 @@ def register(app: typer.Typer) -> None:
     kafka_user.register(group)
     users.register(group)
     certificate.register(group)
+    keys.register(group)
     app.add_typer(group, name="admin")

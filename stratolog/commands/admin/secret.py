@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from stratolog.brokers.at_rest import with_stored_key
 from stratolog.commands.common.invocation import JsonOption, settings_of
 from stratolog.commands.common.output import console, print_json
 from stratolog.configuration.cluster_secret import make_secret, read_secret
@@ -15,10 +16,11 @@ def make_cluster_secret(context: typer.Context, *, as_json: JsonOption = False) 
     All nodes, datanodes and operators of a cluster need the same: copy the file, readable by its owner alone. To change
     it, stop the nodes, replace it everywhere, and start them; nothing that is stored depends on it.
     """
-    path = settings_of(context).secret_file
-    made = make_secret(path)
+    settings = with_stored_key(settings_of(context))
+    path = settings.secret_file
+    made = make_secret(path, settings.keys())
     if not made:
-        read_secret(path)
+        read_secret(path, settings.key_encryption_file)
     if as_json:
         print_json({"path": str(path), "made": made})
     else:

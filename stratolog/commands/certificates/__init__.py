@@ -1,1 +1,1 @@
-"""``stratolog admin certificate``: certificates of clients and processes of a secure cluster."""
+"""``stratolog admin certificate`` and ``admin keys``: certificates of a secure cluster, and how keys lie on disk."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -54,34 +55,27 @@ def place_of_address(address: str, *, prefix: bool) -> AclAddress:
     return AclAddress(volume, bucket, "" if prefix else name, name if prefix else "")
 
 
-def add_acl(
-    context: typer.Context, address: Address, acl: Entries, *, prefix: Prefix = False, as_json: JsonOption = False
-) -> None:
-    """Add rights to an access control list."""
-    place = place_of_address(address, prefix=prefix)
-    with writer(context, quiet=as_json) as client:
-        client.add_acl(place.volume, place.bucket, acls=acl, key=place.key, prefix=place.prefix)
-    _done("added", address, acl, as_json)
+def _change(method: str, done: str, description: str) -> Callable[..., None]:
+    """Return a command that changes a list: ``method`` is that of the client, ``done`` what is told."""
+
+    def command(
+        context: typer.Context, address: Address, acl: Entries, *, prefix: Prefix = False, as_json: JsonOption = False
+    ) -> None:
+        place = place_of_address(address, prefix=prefix)
+        with writer(context, quiet=as_json) as client:
+            getattr(client, method)(place.volume, place.bucket, acls=acl, key=place.key, prefix=place.prefix)
+        if as_json:
+            print_json({"done": done, "address": address, "acls": acl})
+        else:
+            console.print(f"{done} {', '.join(acl)}: {address}", markup=False, highlight=False, soft_wrap=True)
+
+    command.__doc__ = description
+    return command
 
 
-def remove_acl(
-    context: typer.Context, address: Address, acl: Entries, *, prefix: Prefix = False, as_json: JsonOption = False
-) -> None:
-    """Take rights out of an access control list."""
-    place = place_of_address(address, prefix=prefix)
-    with writer(context, quiet=as_json) as client:
-        client.remove_acl(place.volume, place.bucket, acls=acl, key=place.key, prefix=place.prefix)
-    _done("removed", address, acl, as_json)
-
-
-def set_acl(
-    context: typer.Context, address: Address, acl: Entries, *, prefix: Prefix = False, as_json: JsonOption = False
-) -> None:
-    """Replace an access control list."""
-    place = place_of_address(address, prefix=prefix)
-    with writer(context, quiet=as_json) as client:
-        client.set_acl(place.volume, place.bucket, acls=acl, key=place.key, prefix=place.prefix)
-    _done("set", address, acl, as_json)
+add_acl = _change("add_acl", "added", "Add rights to an access control list.")
+remove_acl = _change("remove_acl", "removed", "Take rights out of an access control list.")
+set_acl = _change("set_acl", "set", "Replace an access control list.")
 
 
 def get_acl(
@@ -96,13 +90,6 @@ def get_acl(
         print_json({"address": address, "owner": found.owner, "acls": found.acls})
         return
     print_table(f"{address}, owner {found.owner or 'none'}", ("entry",), [(acl,) for acl in found.acls])
-
-
-def _done(what: str, address: str, acls: list[str], as_json: bool) -> None:
-    if as_json:
-        print_json({"done": what, "address": address, "acls": acls})
-    else:
-        console.print(f"{what} {', '.join(acls)}: {address}", markup=False, highlight=False, soft_wrap=True)
 
 
 def get_token(

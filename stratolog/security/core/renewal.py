@@ -31,6 +31,8 @@ class Held:
     """Whether the authority, as it is now, has signed it."""
     has_its_key: bool
     """Whether the key beside it is the certificate's."""
+    is_revoked: bool = False
+    """Whether it is on the authority's list of those that are revoked."""
 
 
 def validity(now_s: int, days: int) -> tuple[int, int]:
@@ -55,6 +57,8 @@ def reason_to_renew(held: Held | None, *, subject: str, hosts: Iterable[str], no
         return f"it is that of {held.subject}"
     if missing := sorted(frozenset(hosts) - held.hosts):
         return f"it is not for {', '.join(missing)}"
+    if held.is_revoked:
+        return "it is revoked"
     if now_s >= held.valid_until_s:
         return "it has expired"
     if is_due(held.valid_from_s, held.valid_until_s, now_s):

@@ -25,7 +25,9 @@ from typing import Any
 
 from aiohttp import web
 
+from replicated_db.shell.web.bounded_server import BoundedRunner
 from replicated_db.shell.web.http_guard import HttpGuard
+from replicated_db.shell.web.web_site import WebSite
 from schemas.privilege import ClusterSecret
 from stratolog.drills.kit import registry
 from stratolog.errors import Unavailable, UserError
@@ -271,11 +273,11 @@ async def serve(server: DashboardServer, host: str, port: int, ready: Callable[[
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=2.0)
+    runner = BoundedRunner(server.app(), shutdown_timeout=2.0)
     await runner.setup()
     try:
         context = None if server.tls is None else server.tls.server(needs_certificate=False)
-        await web.TCPSite(runner, host, port, ssl_context=context).start()
+        await WebSite(runner, (host, port), context).start()
     except OSError as error:
         await runner.cleanup()
         raise Unavailable(f"the dashboard cannot listen at {host}:{port}: {error.strerror}") from error

@@ -17,7 +17,7 @@ from schemas.kafka.client_settings import client_settings
 from schemas.kafka.connection import KafkaConnection, connection
 from schemas.security.certificates import PeerIdentity, Role
 from schemas.security.tls import TlsFiles
-from stratolog.brokers.identities import authority_of, member_options, password_file
+from stratolog.brokers.identities import authority_of, member_options
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
 from stratolog.local import stack, state
@@ -55,7 +55,8 @@ class SecureStack:
         """Start a stack with two users of the brokers; ``more`` are settings."""
         found = cls(stack.up(secure_settings(folder, **more), detached=False))
         for user in ("alice", "bob"):
-            assert found.stratolog("admin", "kafka-user", "add", user).returncode == 0
+            file = str(found.password_file(user))
+            assert found.stratolog("admin", "kafka-user", "add", user, "--password-file", file).returncode == 0
         return found
 
     def close(self) -> None:
@@ -93,16 +94,21 @@ class SecureStack:
         }  # fmt: skip
 
     def password_file(self, name: str) -> Path:
-        return password_file(self.settings.data_dir, name)
+        """The user's own file: the cluster's copy in the data directory is encrypted."""
+        folder = self.settings.data_dir.with_name(f"{self.settings.data_dir.name}-users")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder / f"{name}.password"
 
     def tls(self, name: str, role: Role = Role.CLIENT) -> TlsFiles:
         """Return the files by which somebody proves himself to nodes and datanodes."""
         issued = self.authority.certify(PeerIdentity(name=name, role=role), now_s=int(time.time()))
-        return TlsFiles(ca=self.authority.ca_file, certificate=issued.path)
+        return TlsFiles(
+            ca=self.authority.ca_file, certificate=issued.path, key_encryption=self.settings.key_encryption_file
+        )  # fmt: skip
 
     @property
     def authority(self):
-        return authority_of(self.settings.data_dir, self.settings.cluster)
+        return authority_of(self.settings.data_dir, self.settings.cluster, self.settings.key_encryption_file)
 
     def as_user(self, name: str) -> KafkaConnection:
         return connection(self.servers, self.user(name))

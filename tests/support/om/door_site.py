@@ -133,7 +133,7 @@ class DoorSite:
     async def _start(self) -> int:
         guards = [HttpGuard(SECRET).middleware()]
         if self.identities is not None:
-            guards.append(ReaderGuard(SECRET, self.identities).middleware())
+            guards.append(ReaderGuard(SECRET, self.identities, HttpGuard(SECRET, signed=True)).middleware())
         app = web.Application(middlewares=guards)
         self.door.attach(app)
         self._runner = BoundedRunner(app)

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from schemas.access.credentials import auditor_credentials
 from schemas.kafka.connection import connection
+from schemas.privilege import ClusterSecret
+from schemas.security.sealed import CREDENTIALS, sealed
 from schemas.topics import DN_AUDIT, DN_LOG, OM_VERDICTS
 from spark_streaming.configuration.audit_config import AuditConfig, config_from, load_config
 from spark_streaming.records.logs import KNOWN_LOGS, OBJECT_MANAGER, existing
@@ -43,6 +46,29 @@ def test_plain_values_become_paths_and_logs():
     (found,) = config.logs
     assert (found.name, found.column_families) == ("a", ("d",))
     assert config_from(LEAST | {"jars_dir": None}).jars_dir is None
+
+
+def test_credentials_are_in_a_file_for_its_owner_alone_sealed_or_not(tmp_path: Path):
+    assert config_from(LEAST).credentials() is None
+    audit = auditor_credentials(ClusterSecret(b"s" * 32))
+    file, key = tmp_path / "audit.credentials", tmp_path / "key"
+    config = config_from(LEAST | {"credentials_file": str(file), "key_encryption_file": str(key)})
+    with pytest.raises(ValueError, match=f"credentials_file: {file}: .*No such file"):
+        config.credentials()
+    for content in (audit.text().encode(), sealed(b"k" * 40, CREDENTIALS, audit.text().encode(), bytes(32))):
+        key.write_bytes(b"k" * 40)
+        key.chmod(0o600)
+        file.write_bytes(content)
+        file.chmod(0o640)
+        with pytest.raises(ValueError, match="others than its owner may read it"):
+            config.credentials()
+        file.chmod(0o600)
+        found = config.credentials()
+        assert found is not None
+        assert found.text() == audit.text()
+    key.write_bytes(b"w" * 40)
+    with pytest.raises(ValueError, match="encrypted under another key"):
+        config.credentials()
 
 
 def test_the_limits_of_a_shard_are_the_configured_ones():

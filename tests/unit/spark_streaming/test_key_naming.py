@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from schemas.access.credentials import auditor_credentials
+from schemas.access.signatures import Presented, presented
+from schemas.privilege import ClusterSecret
 from schemas.records.messages import Difference, Verdict
 from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.naming import key_naming, replica_rows
@@ -105,6 +108,8 @@ class Replica:
 
     def __init__(self, found: dict[bytes, int], index: int = INDEX) -> None:
         self.asked: list[str] = []
+        self.signed: Presented | None = None
+        self.host = ""
         self.body: Callable[[BaseHTTPRequestHandler], None] | None = None
         self.found, self.index = found, index
         replica = self
@@ -112,6 +117,8 @@ class Replica:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 replica.asked.append(self.path)
+                replica.signed = presented(self.headers.get("Authorization"))
+                replica.host = self.headers["Host"]
                 if replica.body is not None:
                     replica.body(self)
                     return
@@ -189,6 +196,21 @@ def test_the_keys_of_a_diverged_replica_are_named(replicas: dict[str, Replica], 
     assert replace(found, reason=VERDICT.reason, decided_at_ms=1) == VERDICT
     assert found.decided_at_ms > 1
     assert replicas["om1"].asked == ["/v1/shards/0/rows?cf=keyTable&bucket=7"]
+
+
+def test_the_audit_signs_its_questions(replicas: dict[str, Replica]):
+    """Nodes with ``auth = signed`` give rows to nobody else."""
+    asked = replicas["om1"]
+    for credentials in (auditor_credentials(ClusterSecret(b"s" * 32)), None):
+        rows = ReplicaRows(addresses(replicas), credentials=credentials)
+        with closing(rows):
+            assert rows.ask(OM_LOG, "om1", 0, BUCKET).rows == TRUE
+        if credentials is None:
+            assert asked.signed is None
+        else:
+            assert asked.signed is not None
+            assert asked.signed.name.text == "_audit:0"
+            assert asked.signed.is_of(credentials, "GET", asked.host, asked.asked[-1])
 
 
 def test_the_same_buckets_are_not_looked_at_for_each_verdict(

@@ -11,11 +11,23 @@ from om_processors.identity.identities import KNOWN_MS, Denied, Identities
 from om_processors.identity.readers import MEMBER, ReaderGuard
 from om_processors.intake.gateway import Gateway, Received
 from om_processors.namespace.access import Caller
+from om_processors.serving.snapshot_diff_api import OPEN_POSTS
 from replicated_db.core.leading.leader import Proposal, Reply
-from schemas.access.credentials import Credentials, TokenName, client_prefix, credentials_of, operator_credentials
+from replicated_db.shell.web.http_guard import HttpGuard
+from schemas.access.credentials import (
+    AUDITOR,
+    Credentials,
+    TokenName,
+    auditor_credentials,
+    client_prefix,
+    credentials_of,
+    operator_credentials,
+    parse_token,
+)
 from schemas.access.signatures import seal_of, sealed_key, user_authorization
 from schemas.codecs.codec import decode_as, encode
 from schemas.codecs.envelopes import enveloped_requests, requests_in
+from schemas.door.frames import DOOR_PATH
 from schemas.privilege import ClusterSecret
 from schemas.records.identity import (
     CancelDelegationToken,
@@ -26,7 +38,7 @@ from schemas.records.identity import (
     RotateUser,
 )
 from schemas.records.messages import AddNode, CreateVolume, Request, RequestBody, Response
-from schemas.security.certificates import READERS, PeerIdentity, Role
+from schemas.security.certificates import ADMINISTRATORS, READERS, PeerIdentity, Role
 from tests.support.local.secret import SECRET
 from tests.support.om.late_world import LateWorld
 
@@ -219,7 +231,11 @@ def judged(
     site: Site, authorization: str | None, *, method: str = "GET", path: str = "/v1/volumes", query: str = "?limit=1"
 ) -> Any:
     headers = {"Host": "om1:9871"} | ({} if authorization is None else {"Authorization": authorization})
-    return ReaderGuard(SECRET, site.identities).judge(method, path, path + query, headers)
+    return guard_of(site).judge(method, path, path + query, headers)
+
+
+def guard_of(site: Site) -> ReaderGuard:
+    return ReaderGuard(SECRET, site.identities, HttpGuard(SECRET, (), OPEN_POSTS, secure=True, signed=True))
 
 
 def signed(
@@ -263,6 +279,63 @@ def test_what_nobody_thought_of_is_for_members_and_administrators(site: Site, pa
     assert judged(site, SECRET.authorization("GET", "om1:9871", path), path=path, query="") == (None, MEMBER)
 
 
+def test_the_audit_reads_rows_and_may_do_nothing_else(site: Site):
+    audit = auditor_credentials(SECRET)
+    path = "/v1/shards/0/rows"
+    found = judged(site, signed(site, audit, path=path), path=path)
+    assert found == (audit.name, Caller(user=AUDITOR, administrator=False, groups=[]))
+    other = auditor_credentials(OTHER)
+    assert isinstance(judged(site, signed(site, other, path=path), path=path), Denied)
+    for refused in (
+        "/v1/volumes",
+        "/v1/users",
+        "/v1/tokens",
+        "/v1/acl",
+        "/v1/shards/0/row",
+        "/v1/shards/0/digest",
+        DOOR_PATH,
+    ):
+        assert isinstance(judged(site, signed(site, audit, path=refused), path=refused), Denied), refused
+    posted = judged(site, signed(site, audit, method="POST", path=path), method="POST", path=path)
+    assert isinstance(posted, Denied)
+    assert site.admit(audit, site.request(AUDITOR)) == "PERMISSION_DENIED"
+    with pytest.raises(ValueError, match="no token"):
+        parse_token(f"{AUDITOR}:7")
+    assert isinstance(site.identities.of_token(TokenName(user=AUDITOR, generation=0, number=5)), Denied)
+
+
+CHANGES = [("POST", "/v1/shards/0/transfer"), ("POST", "/v1/shards/0/trim"), ("POST", "/v1/volumes/a"), ("DELETE", "/v1/volumes/a"),
+           ("POST", "/v1/unheard-of"), ("PUT", "/status/x"), ("POST", "/v1/snapshot-diffs/7/cancel")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path"), CHANGES)
+def test_what_changes_something_is_for_administrators_however_they_prove_it(site: Site, method: str, path: str):
+    def told(authorization: str | None, peer: PeerIdentity | None = None) -> Any:
+        headers = {"Host": "om1:9871"} | ({} if authorization is None else {"Authorization": authorization})
+        return guard_of(site).judge(method, path, path + "?node=om2", headers, peer)
+
+    query = "?node=om2"
+    root = site.user("root", administrator=True)
+    by_root = signed(site, root, method=method, path=path, query=query)
+    assert told(by_root)[1].administrator
+    assert told(SECRET.authorization(method, "om1:9871", path + query)) == (None, MEMBER)
+    by_ann = signed(site, site.ann, method=method, path=path, query=query)
+    for wrong in (by_ann, None, "Stratolog-User x", signed(site, root, path=path, query=query),
+                  signed(site, root, method=method, path=path, query="?node=om3")):  # fmt: skip
+        assert isinstance(told(wrong), Denied), wrong
+    # Who may read by a certificate may not change by it, whatever else is in the call.
+    for role in Role:
+        for authorization in (by_ann, None, "Stratolog-User x"):
+            found = told(authorization, PeerIdentity(name="x", role=role))
+            assert isinstance(found, Denied) == (role not in ADMINISTRATORS), (role, authorization)
+
+
+def test_a_snapshot_diff_that_changes_nothing_is_for_users(site: Site):
+    path = "/v1/volumes/v/buckets/b/snapshot-diffs"
+    found = judged(site, signed(site, site.ann, method="POST", path=path), method="POST", path=path)
+    assert found[0] == site.ann.name
+
+
 def test_the_state_of_the_process_is_for_anybody(site: Site):
     for path in ("/health", "/status", "/metrics"):
         assert judged(site, None, path=path, query="") == (None, None)
@@ -285,7 +358,7 @@ def test_where_tls_is_spoken_the_state_of_the_process_is_for_those_who_are_known
 
 @pytest.mark.parametrize("role", Role)
 def test_a_certificate_of_a_member_reads_and_that_of_a_client_says_nothing_of_its_user(site: Site, role: Role):
-    guard = ReaderGuard(SECRET, site.identities)
+    guard = guard_of(site)
     peer = PeerIdentity(name="somebody", role=role)
     found = guard.judge("GET", "/v1/shards/0/rows", "/v1/shards/0/rows", {"Host": "om1:9871"}, peer)
     if role in (Role.CLIENT, Role.BROKER):

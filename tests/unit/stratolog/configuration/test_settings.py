@@ -43,6 +43,7 @@ ANOTHER = {
     "tls_ca_file": "/etc/stratolog/ca.pem",
     "tls_certificate_file": "/etc/stratolog/om1.pem",
     "tls_key_file": "/etc/stratolog/om1.key",
+    "key_encryption_file": "/run/secrets/key-encryption-key",
     "http_hosts": "om.example.org,*",
     "watchdog_ms": "1500",
     "barrier_interval_ms": "50",

@@ -35,7 +35,9 @@ def test_nobody_but_the_owner_may_read_anything(tmp_path: Path):
     assert stat.S_IMODE((tmp_path / "authority").stat().st_mode) == 0o700
     assert {mode for path, mode in found.items() if path.is_file()} == {0o600}
     assert {mode for path, mode in found.items() if path.is_dir()} == {0o700}
-    assert sorted(path.name for path in found if path.is_file()) == ["authority.pem", "ca.pem", "om-om1.pem"]
+    (issued,) = (tmp_path / "authority/issued").iterdir()
+    names = sorted(path.name for path in found if path.is_file())
+    assert names == sorted(["authority.pem", "ca.pem", "om-om1.pem", issued.name])
 
 
 def test_a_certificate_says_who_and_where_and_openssl_reads_it(tmp_path: Path):
