@@ -23,6 +23,7 @@ from om_processors.namespace import users
 from om_processors.namespace.access import Caller
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.ports import Clock
+from schemas.access.block_tokens import TOKEN_KEYS_USER
 from schemas.access.credentials import (
     CLIENT_PREFIX_BYTES,
     MAX_NUMBER,
@@ -163,6 +164,10 @@ class Identities:
         return found
 
     def _look_up(self, name: TokenName, now_ms: float) -> KnownToken | Denied:
+        if name.user == TOKEN_KEYS_USER:
+            return Denied(
+                status=PERMISSION_DENIED, message=f"{TOKEN_KEYS_USER} has the keys of block tokens, and signs nothing"
+            )
         if name.user == OPERATOR:
             standing = ProvenCaller(administrator=True, groups=[], generation=0, token=name.number)
             if not name.number:

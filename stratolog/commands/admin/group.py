@@ -15,7 +15,7 @@ from stratolog.commands.admin.nodes import rebuild, start_node, stop_node
 from stratolog.commands.admin.secret import make_cluster_secret
 from stratolog.commands.brokers import kafka_user
 from stratolog.commands.certificates import certificate
-from stratolog.commands.identity import users
+from stratolog.commands.identity import block_tokens, users
 
 
 def register(app: typer.Typer) -> None:
@@ -38,5 +38,6 @@ def register(app: typer.Typer) -> None:
     fleet.register(group)
     kafka_user.register(group)
     users.register(group)
+    block_tokens.register(group)
     certificate.register(group)
     app.add_typer(group, name="admin")
