@@ -417,7 +417,7 @@ def test_block_tokens_are_demanded_and_a_roll_ends_those_of_before(secure):
         connection.close()
 
         # A datanode that starts again is told the key before it refuses anybody.
-        os.kill(secure.member("dn1").pid, signal.SIGKILL)
+        os.kill(secure.member("dn1").process.pid, signal.SIGKILL)
         stack.up(secure.settings, detached=False)
         with client.open("/tokens/bucket1/after", "wb") as file:
             file.write(content)

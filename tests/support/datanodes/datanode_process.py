@@ -1,4 +1,6 @@
-"""A datanode with explicit settings: ``python datanode_process.py JSON`` runs the real one, its config given as one JSON object."""
+"""A datanode with explicit settings: ``python datanode_process.py JSON`` runs the real one, its config given as one JSON object.
+
+``tls`` in it has the files of the authority and of the datanode's certificate."""
 
 from __future__ import annotations
 
@@ -8,8 +10,11 @@ from pathlib import Path
 
 from datanode_processors import node
 from datanode_processors.config import DatanodeConfig
+from schemas.security.tls import ProcessTls, TlsFiles
 from tests.support.local.secret import SECRET
 
 if __name__ == "__main__":
     options = json.loads(sys.argv[1])
+    if files := options.pop("tls", None):
+        options["tls"] = ProcessTls(TlsFiles(ca=Path(files["ca"]), certificate=Path(files["certificate"])))
     node.run(DatanodeConfig(**{**options, "data_dir": Path(options["data_dir"]), "secret": SECRET}))

@@ -32,6 +32,7 @@ from confluent_kafka.admin import NewTopic
 
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.peer import Peer
+from datanode_processors.wire.wire_tls import WireTls
 from schemas import stream_errors
 from schemas.records.datanode import (
     BlockCommitted,
@@ -46,6 +47,8 @@ from schemas.records.datanode import (
     WatchBlock,
 )
 from schemas.records.packets import CELL_BYTES, Kind
+from schemas.security.certificates import Role
+from schemas.security.tls import ProcessTls, verify_of
 from schemas.topics import (
     BOUNDED_RETENTION_MS,
     DN_AUDIT,
@@ -60,6 +63,7 @@ from tests.support.datanodes.checksums import checksums_of
 from tests.support.datanodes.streams import Client
 from tests.support.local.pausing import pause
 from tests.support.local.stack import LocalKafka
+from tests.support.security.certified import Certified
 
 CLUSTER = "test"
 TIMEOUT_S = 60.0
@@ -75,8 +79,8 @@ ROOT = Path(__file__).parents[3]
 
 
 @cache
-def _http() -> httpx.Client:
-    return httpx.Client(timeout=10.0, trust_env=False)
+def _http(tls: ProcessTls | None) -> httpx.Client:
+    return httpx.Client(timeout=10.0, trust_env=False, verify=verify_of(tls))
 
 
 @dataclass(frozen=True)
@@ -119,8 +123,11 @@ class Datanodes:
 
     def __init__(
         self, folder: Path, kafka: LocalKafka, *, count: int = 3, partitions: int = 8, racks: Mapping[str, str] | None = None,
-        **options: Any,
+        certified: Certified | None = None, **options: Any,
     ) -> None:  # fmt: skip
+        """With ``certified`` they speak TLS, and are asked as an Object Manager node asks them."""
+        self._certified = certified
+        self._tls = None if certified is None else certified.tls("om1", Role.OM)
         self.folder = folder
         self.kafka = kafka
         self.partitions = partitions
@@ -168,8 +175,12 @@ class Datanodes:
 
     def config(self, name: str) -> dict[str, Any]:
         """Return the fields of a datanode's DatanodeConfig."""
+        tls = None
+        if self._certified is not None:
+            files = self._certified.files(name, Role.DATANODE)
+            tls = {"ca": str(files.ca), "certificate": str(files.certificate)}
         return {
-            "node": name, "host": "127.0.0.1", "port": self.ports[name], "http_port": self.http_ports[name],
+            "tls": tls, "node": name, "host": "127.0.0.1", "port": self.ports[name], "http_port": self.http_ports[name],
             "bootstrap_servers": self.kafka.bootstrap_servers, "data_dir": str(self.data_dir(name)),
             "rack": self.racks[name], **self.options,
         }  # fmt: skip
@@ -216,7 +227,8 @@ class Datanodes:
 
     def get(self, name: str, path: str, **parameters: Any) -> Any:
         """GET JSON from a datanode's HTTP server."""
-        return _http().get(f"http://{self.http_address(name)}{path}", params=parameters).json()
+        scheme = "http" if self._tls is None else "https"
+        return _http(self._tls).get(f"{scheme}://{self.http_address(name)}{path}", params=parameters).json()
 
     def status(self, name: str) -> dict[str, Any] | None:
         """Return ``/status``, None if the datanode does not answer."""
@@ -317,8 +329,9 @@ class Datanodes:
     def ask(self, name: str, request: Any) -> Any:
         """Ask one datanode; raises BlockError."""
         with Peer(
-            self.address(name), own="test", cluster=str(self.options["cluster"]), timeout_s=REQUEST_TIMEOUT_S
-        ) as peer:
+            self.address(name), own="test" if self._tls is None else "om1", cluster=str(self.options["cluster"]),
+            timeout_s=REQUEST_TIMEOUT_S, tls=None if self._tls is None else WireTls(self._tls),
+        ) as peer:  # fmt: skip
             return peer.request(request)
 
     @staticmethod
