@@ -31,6 +31,15 @@ class BlockTokenIssuer:
         self._clock = clock
         self._known: tuple[BlockTokenKey | None, float] = None, float("-inf")
 
+    def trouble(self) -> str:
+        """Say why this node cannot tell whether there are keys; empty if it can."""
+        replica = self._system()
+        if replica is None:
+            return "this node still opens its replica of shard 0"
+        if replica.evidence is not None:
+            return "this node's replica of shard 0 is flagged, so it cannot say which key of block tokens is valid"
+        return ""
+
     def key(self) -> BlockTokenKey | None:
         """Return the key that makes tokens now; None if there is none, or the replica of shard 0 is flagged."""
         key, again_ms = self._known

@@ -178,9 +178,14 @@ class OMHttpApi:
         return status, self._with_tokens(query, answer, READ_BLOCK | WRITE_BLOCK)
 
     def _with_tokens(self, query: Any, answer: Json, operations: int) -> Json:
-        """Return a key's answer with tokens for its blocks, in their order, if they are asked for and there are any."""
+        """Return a key's answer with tokens for its blocks, in their order, if they are asked for and there are any.
+
+        Raises NotReadable if another node is to be asked for them.
+        """
         if self._block_tokens is None or query.get("tokens", "false") != "true":
             return answer
+        if trouble := self._block_tokens.trouble():
+            raise NotReadable("REPLICA_FLAGGED", trouble)
         return {**answer, "block_tokens": self._block_tokens.tokens(answer["blocks"], operations)}
 
     async def _key(self, query: Any, volume: str, bucket: str) -> Answer:

@@ -169,6 +169,14 @@ def test_an_open_key_that_is_none_is_refused(site: Site, query: dict[str, str], 
     assert (found, answer["error"]) == (status, code)
 
 
+def test_a_node_whose_replica_of_shard_0_is_flagged_sends_clients_to_another_one():
+    site = Site()
+    site.replica.evidence = object()
+    status, refused = site.key(tokens="true")
+    assert (status, refused["error"]) == (503, "REPLICA_FLAGGED")
+    assert site.key()[0] == 200
+
+
 def test_nodes_without_tokens_or_without_a_key_of_them_give_none():
     site = Site(issues=False)
     assert "block_tokens" not in site.key(tokens="true")[1]
