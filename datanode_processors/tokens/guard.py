@@ -15,8 +15,8 @@ Nothing here shows a key or a token.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from datanode_processors.errors import BlockError
@@ -37,10 +37,26 @@ KEY_WAIT_S = 2.0
 """How long a request waits for a key that its datanode was not told yet: less than a child's time to open a stream."""
 
 
+MAX_VERIFIED = 4096
+"""Tokens whose HMAC is remembered as right; then all are compared again. A reader shows one token many times."""
+
+
 @dataclass(frozen=True, slots=True)
 class _ToldKeys:
     newest: int
     by_id: Mapping[int, BlockTokenKey]
+    verified: dict[bytes, tuple[BlockToken, int]] = field(default_factory=dict)
+    """Tokens that were made with these keys, each with its last moment."""
+
+    def token(self, data: bytes, now_ms: int) -> BlockToken:
+        """Return what a token says; raises BadBlockToken."""
+        token, until_ms = self.verified.get(data, (None, 0))
+        if token is None or now_ms >= until_ms:
+            token = verified_token(data, self.by_id, now_ms)
+            if len(self.verified) >= MAX_VERIFIED:
+                self.verified.clear()
+            self.verified[data] = token, min(token.expires_ms, self.by_id[token.key_id].until_ms)
+        return token
 
 
 class BlockTokenGuard:
@@ -75,24 +91,24 @@ class BlockTokenGuard:
         if not needs:
             return None
         try:
-            told = self._current(tokens)
+            shown = list(split_tokens(tokens))
+            told = self._current(shown)
             if not told.newest:
                 return None
             now_ms = self._now_ms()
-            given: dict[tuple[int, int], BlockToken] = {}
-            for data in split_tokens(tokens):
-                token = verified_token(data, told.by_id, now_ms)
-                given[token.container_id, token.local_id] = token
+            given = {(one.container_id, one.local_id): one for one in (told.token(data, now_ms) for data in shown)}
             found = [check_need(given.get((need.container_id, need.local_id)), need) for need in needs]
         except BadBlockToken as error:
             self.refused += 1
             raise BlockError(error.code, str(error)) from error
         return min(token.length for token in found)
 
-    def _current(self, tokens: bytes) -> _ToldKeys:
+    def _current(self, shown: Sequence[bytes]) -> _ToldKeys:
         """Return the keys, once they are there that the tokens name, or were waited for."""
-        wanted = max((key_id_of(data) for data in split_tokens(tokens)), default=0)
         told = self._told
+        if told is not None and all(data in told.verified for data in shown):
+            return told
+        wanted = max(map(key_id_of, shown), default=0)
         if told is None or wanted > told.newest > 0:
             with self._changed:
                 self._changed.wait_for(
