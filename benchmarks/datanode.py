@@ -10,8 +10,9 @@ on one running set of processes, so that their ratios hold whatever else the mac
 of its rounds. The points are a base (one client, a chain, blocks of 64 MiB, packets of 64 KiB), and others that differ
 from it in one respect each. Blocks are deleted after each measurement. Nothing is asserted.
 
-With ``--tokens`` datanodes and clients speak TLS, and datanodes demand block tokens. The points are blocks of 64 MiB and
-of 1 MiB, written in turn by a client with a token for each block (``on``), and by an operator, who needs none (``off``).
+With ``--tokens`` datanodes and clients speak TLS, and datanodes demand block tokens. The points are blocks of 64 MiB
+and of 1 MiB, written in turn by a client with a token for each block (``on``), and by an operator, who needs none
+(``off``).
 
 Before each measurement the benchmark writes and frees as much memory as the measurement will put into the page cache,
 unless ``--cold``. A virtual machine's host takes free memory back, and a page that it has to give again costs several
@@ -437,7 +438,8 @@ def print_writes(rows: Iterable[Mapping[str, Any]]) -> None:
     for row in rows:
         cpu = row["cpu_s_per_gib"]
         table.add_row(
-            f"{row['way']} {row.get('tokens', '')}".strip(), row["topology"], str(row["clients"]), str(row["block_mib"]), str(row["packet_kib"]),
+            f"{row['way']} {row.get('tokens', '')}".strip(), row["topology"], str(row["clients"]),
+            str(row["block_mib"]), str(row["packet_kib"]),
             f"{row['mb_per_second']:.0f}", f"{row['mb_per_second_best']:.0f}", str(row.get("share_of_plain", "")),
             str(row.get("times_way_0", "")), f"{row.get('fsyncs_per_gib', 0):.0f}",
             f"{row.get('log_appends_per_gib', 0):.0f}",

@@ -86,7 +86,10 @@ class BlockTokenGuard:
         return Accepted(detail=f"{len(told.by_id)} keys of block tokens")
 
     def check(self, request: object, tokens: bytes) -> int | None:
-        """Return up to which offset a stream may be written (None: any); raises BlockError unless the tokens allow it."""
+        """Return up to which offset a stream may be written (None: any).
+
+        Raises BlockError unless the tokens allow the request.
+        """
         needs = needs_of(request)
         if not needs:
             return None
@@ -118,8 +121,8 @@ class BlockTokenGuard:
         if told is None:
             raise BadBlockToken(
                 stream_errors.BLOCK_TOKEN_KEY_UNKNOWN,
-                "this datanode demands block tokens ('block_tokens'), and no Object Manager node has told it their keys: "
-                "it has just started, or the nodes have 'block_tokens' off, or none leads shard 0",
+                "this datanode demands block tokens ('block_tokens'), and no Object Manager node has told it their "
+                "keys: it has just started, or the nodes have 'block_tokens' off, or none leads shard 0",
             )
         return told
 
