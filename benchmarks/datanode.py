@@ -1,7 +1,7 @@
 """Blocks through three datanodes and a broker on this machine: the four ways of writing, and a plain produce.
 
     python -m benchmarks.datanode [--brokers 1] [--rounds 3] [--mib 256] [--only base clients ...]
-                                  [--fsync close] [--full] [--tokens]
+                                  [--fsync close] [--full]
 
 Everything is real and runs here: one broker or three, three datanodes, 16 clients, each a process of its own. There is
 no Object Manager. The plain produce sends the same bytes to a topic. With three brokers the log and that topic have
@@ -9,10 +9,6 @@ three replicas, two of them in sync before a record is acknowledged. All points 
 on one running set of processes, so that their ratios hold whatever else the machine does; a point's figures are medians
 of its rounds. The points are a base (one client, a chain, blocks of 64 MiB, packets of 64 KiB), and others that differ
 from it in one respect each. Blocks are deleted after each measurement. Nothing is asserted.
-
-With ``--tokens`` datanodes and clients speak TLS, and datanodes demand block tokens. The points are blocks of 64 MiB
-and of 1 MiB, written in turn by a client with a token for each block (``on``), and by an operator, who needs none
-(``off``).
 
 Before each measurement the benchmark writes and frees as much memory as the measurement will put into the page cache,
 unless ``--cold``. A virtual machine's host takes free memory back, and a page that it has to give again costs several
@@ -52,19 +48,15 @@ from confluent_kafka.admin import NewTopic
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.datanode_client import TOKEN_KEY_ID
 from benchmarks.processor_time import spent_by_process
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.peer import Peer
 from replicated_db.shell.kafka.kafka_log import DELIVERY_TIMEOUT_MS, FETCH_MAX_BYTES
-from schemas.records.datanode import BlockId, BlockTokenKey, BlockTokenKeys, DeleteBlocks
-from schemas.security.certificates import Role
+from schemas.records.datanode import BlockId, DeleteBlocks
 from schemas.topics import LOG_SETTINGS
 from stratolog.local.kafka import LONG_RUN_JVM
 from tests.support.datanodes.datanodes import CLUSTER, Block, Datanodes, create_topics
-from tests.support.local.secret import SECRET
 from tests.support.local.stack import LocalKafka
-from tests.support.security.certified import Certified
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 MB = 1_000_000
@@ -99,8 +91,6 @@ class Point:
     clients: int = 1
     block_mib: int = 64
     packet_kib: int = 64
-    tokens: str = ""
-    """``on`` or ``off`` where block tokens are measured."""
 
     def axes(self) -> dict[str, Any]:
         """Return the point's fields for printing."""
@@ -108,7 +98,6 @@ class Point:
         return {
             "way": way, "topology": self.topology, "clients": self.clients, "block_mib": self.block_mib,
             "packet_kib": 4096 if self.way in (PLAIN, 0) else self.packet_kib,
-            **({"tokens": self.tokens} if self.tokens else {}),
         }  # fmt: skip
 
 
@@ -137,10 +126,8 @@ def _median(values: Sequence[Any]) -> Any:
 class ClientProcess:
     """A client process; call ``send`` and ``receive`` in turn."""
 
-    def __init__(self, bootstrap_servers: str, certificates: Mapping[str, str] | None = None) -> None:
+    def __init__(self, bootstrap_servers: str) -> None:
         command = [sys.executable, "-m", "benchmarks.datanode_client", CLUSTER, bootstrap_servers]
-        if certificates is not None:
-            command.append(json.dumps(certificates))
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pid = self._process.pid
 
@@ -236,7 +223,7 @@ class System:
         options = {"commit_way": point.way, "topology": point.topology, "packet_bytes": point.packet_kib * KIB}
         return {
             "do": do, "view": self.view(partition), "container_id": self.containers * 256 + partition,
-            "first": first, "block_bytes": point.block_mib * MIB, "options": options, "tokens": point.tokens, **more,
+            "first": first, "block_bytes": point.block_mib * MIB, "options": options, **more,
         }  # fmt: skip
 
     def together(self, commands: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -438,8 +425,7 @@ def print_writes(rows: Iterable[Mapping[str, Any]]) -> None:
     for row in rows:
         cpu = row["cpu_s_per_gib"]
         table.add_row(
-            f"{row['way']} {row.get('tokens', '')}".strip(), row["topology"], str(row["clients"]),
-            str(row["block_mib"]), str(row["packet_kib"]),
+            str(row["way"]), row["topology"], str(row["clients"]), str(row["block_mib"]), str(row["packet_kib"]),
             f"{row['mb_per_second']:.0f}", f"{row['mb_per_second_best']:.0f}", str(row.get("share_of_plain", "")),
             str(row.get("times_way_0", "")), f"{row.get('fsyncs_per_gib', 0):.0f}",
             f"{row.get('log_appends_per_gib', 0):.0f}",
@@ -533,16 +519,6 @@ def measure_recovery(system: System, arguments: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
-def with_tokens(nodes: Datanodes, certified: Certified) -> dict[str, str]:
-    """Tell the datanodes a key of block tokens; return the files by which a client is a client, or an operator."""
-    key = BlockTokenKey(key_id=TOKEN_KEY_ID, key=SECRET.block_token_key(TOKEN_KEY_ID), until_ms=2**60)
-    for name in nodes.names:
-        nodes.ask(name, BlockTokenKeys(newest=TOKEN_KEY_ID, keys=[key]))
-    files = {role.value: certified.files("bench", role) for role in (Role.CLIENT, Role.ADMIN)}
-    certificates = {role: str(found.certificate) for role, found in files.items()}
-    return {"ca": str(certified.authority.ca_file), **certificates}
-
-
 def main() -> None:
     """Start everything, measure, print, stop it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -556,15 +532,11 @@ def main() -> None:
     parser.add_argument("--fsync", choices=("close", "never", "packet"), default="close")
     parser.add_argument("--cold", action="store_true", help="take memory as the host gives it")
     parser.add_argument("--full", action="store_true", help="all ways at each point, twice as many rounds and bytes")
-    parser.add_argument("--tokens", action="store_true", help="block tokens on and off, in TLS, and nothing else")
     parser.add_argument("--folder", type=Path, help="where everything lies: a directory on the disk to measure")
     arguments = parser.parse_args()
     if arguments.full:
         arguments.rounds, arguments.mib, arguments.hangs = 2 * arguments.rounds, 2 * arguments.mib, 3 * arguments.hangs
     points = points_of(arguments.only, full=arguments.full)
-    if arguments.tokens:
-        arguments.only = ()
-        points = [Point(block_mib=mib, tokens=tokens) for mib in (64, 1) for tokens in ("off", "on")]
     count = max((point.clients for point in points), default=1)
     count = max(count, 4 if "leaders" in arguments.only else 1)
     with ExitStack() as stack:
@@ -575,15 +547,10 @@ def main() -> None:
         kafka.admin.create_topics([plain])[PLAIN_TOPIC].result(30)
         # Before the datanodes create them: with as many replicas as there are brokers.
         create_topics(kafka, partitions=max(SPREAD) + 1, replication_factor=arguments.brokers)
-        certified = Certified(folder / "authority", CLUSTER) if arguments.tokens else None
-        nodes = Datanodes(
-            folder, kafka, partitions=max(SPREAD) + 1, fsync=arguments.fsync, watchdog_ms=WATCHDOG_MS,
-            certified=certified, block_tokens=arguments.tokens,
-        )  # fmt: skip
+        nodes = Datanodes(folder, kafka, partitions=max(SPREAD) + 1, fsync=arguments.fsync, watchdog_ms=WATCHDOG_MS)
         stack.enter_context(nodes)
         nodes.open_pipeline(0)
-        certificates = None if certified is None else with_tokens(nodes, certified)
-        clients = [ClientProcess(kafka.bootstrap_servers, certificates) for _ in range(count)]
+        clients = [ClientProcess(kafka.bootstrap_servers) for _ in range(count)]
         for client in clients:
             stack.callback(client.close)
         for client in clients:

@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
@@ -30,19 +29,14 @@ from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.datanodes import Answer, Datanodes
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import DatanodeError
-from schemas.access.block_tokens import READ_BLOCK, TOKEN_LIFETIME_MS, WRITE_BLOCK, BlockToken, issued_token
 from schemas.conversation.conversation import Event
 from schemas.kafka.client_settings import client_settings
 from schemas.kafka.connection import Brokers
-from schemas.records.datanode import BlockTokenKey, Member, PutBlock
+from schemas.records.datanode import Member, PutBlock
 from schemas.records.rows import BlockLocation
-from schemas.security.tls import ProcessTls, TlsFiles
-from tests.support.local.secret import SECRET
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Bytes that the writer gets at once, and a message of the plain producer: a chunk of the old way."""
-TOKEN_KEY_ID = 1
-"""Id of the key of block tokens that the datanodes are told."""
 PIECES = 4
 """Number of different pieces, used in turn."""
 
@@ -73,8 +67,8 @@ class Waits:
 class CountingDatanodes(Datanodes):
     """Connections that note each wait for an answer."""
 
-    def __init__(self, waits: Waits, cluster: str, tls: ProcessTls | None = None) -> None:
-        super().__init__(cluster=cluster, peer="bench", tls=tls)
+    def __init__(self, waits: Waits, cluster: str) -> None:
+        super().__init__(cluster=cluster, peer="bench")
         self._waits = waits
 
     def connect(self, member: Member, *, timeout_ms: int | None = None) -> DatanodeConnection:
@@ -98,44 +92,12 @@ class CountingDatanodes(Datanodes):
         return super().ask_all(members, request, expect, timeout_ms=timeout_ms, enough=enough, tokens=tokens)
 
 
-class MadeToken:
-    """The token of one block, made here: there is no Object Manager."""
-
-    def __init__(self, location: BlockLocation) -> None:
-        until_ms = int(time.time() * 1000) + TOKEN_LIFETIME_MS
-        key = BlockTokenKey(key_id=TOKEN_KEY_ID, key=SECRET.block_token_key(TOKEN_KEY_ID), until_ms=until_ms)
-        token = BlockToken(
-            key_id=key.key_id, container_id=location.container_id, local_id=location.local_id,
-            operations=READ_BLOCK | WRITE_BLOCK, length=location.length, expires_ms=until_ms,
-        )  # fmt: skip
-        self._token = issued_token(token, key)
-
-    def of(self, block: tuple[int, int]) -> bytes:  # noqa: ARG002 - as TokenSource
-        """Return the token."""
-        return self._token
-
-    def refused(self, block: tuple[int, int], status: str) -> bool:  # noqa: ARG002 - as TokenSource
-        """Raise: a measurement with refusals is none."""
-        if status.startswith("BLOCK_TOKEN"):
-            raise RuntimeError(f"a datanode refused a token: {status}")
-        return False
-
-
 class Client:
     """Executes the commands."""
 
-    def __init__(self, cluster: str, bootstrap_servers: Brokers, certificates: Mapping[str, str] | None = None) -> None:
-        """``certificates`` has the file of the authority (``ca``), and those of a client and an operator."""
+    def __init__(self, cluster: str, bootstrap_servers: Brokers) -> None:
         self._waits = Waits()
         self._datanodes = CountingDatanodes(self._waits, cluster)
-        if certificates is not None:
-            ca = Path(certificates["ca"])
-            self._by_role = {
-                role: CountingDatanodes(
-                    self._waits, cluster, ProcessTls(TlsFiles(ca=ca, certificate=Path(certificates[role])))
-                )
-                for role in ("client", "admin")
-            }
         self._bootstrap_servers = bootstrap_servers
         self._pieces = [os.urandom(PIECE_BYTES) for _ in range(PIECES)]
         self._producer: Producer | None = None
@@ -161,11 +123,7 @@ class Client:
             length=command["block_bytes"], pipeline=pipeline.pipeline,
         )  # fmt: skip
         options = StreamOptions(**command["options"])
-        if not (tokens := command.get("tokens")):
-            return BlockWriter(location, pipeline, self._datanodes, options)
-        if tokens == "off":  # an operator, who needs none
-            return BlockWriter(location, pipeline, self._by_role["admin"], options)
-        return BlockWriter(location, pipeline, self._by_role["client"], options, tokens=MadeToken(location))
+        return BlockWriter(location, pipeline, self._datanodes, options)
 
     def _put(self, writer: BlockWriter, size: int) -> None:
         done = 0
@@ -252,7 +210,7 @@ class Client:
 
 def main() -> None:
     """Read commands until the end of input; an error ends the process."""
-    client = Client(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]) if len(sys.argv) > 3 else None)
+    client = Client(sys.argv[1], sys.argv[2])
     print(json.dumps({"ready": os.getpid()}), flush=True)
     for line in sys.stdin:
         print(json.dumps(client.run(json.loads(line))), flush=True)

@@ -1,6 +1,4 @@
-"""A datanode with explicit settings: ``python datanode_process.py JSON`` runs the real one, its config given as one JSON object.
-
-``tls`` in it has the files of the authority and of the datanode's certificate."""
+"""A datanode with explicit settings: ``python datanode_process.py JSON`` runs the real one, its config given as one JSON object."""
 
 from __future__ import annotations
 
@@ -15,6 +13,6 @@ from tests.support.local.secret import SECRET
 
 if __name__ == "__main__":
     options = json.loads(sys.argv[1])
-    if files := options.pop("tls", None):
-        options["tls"] = ProcessTls(TlsFiles(ca=Path(files["ca"]), certificate=Path(files["certificate"])))
-    node.run(DatanodeConfig(**{**options, "data_dir": Path(options["data_dir"]), "secret": SECRET}))
+    files = options.pop("tls", None)
+    tls = None if files is None else ProcessTls(TlsFiles(**{what: Path(file) for what, file in files.items()}))
+    node.run(DatanodeConfig(**{**options, "data_dir": Path(options["data_dir"]), "secret": SECRET, "tls": tls}))

@@ -48,7 +48,7 @@ from schemas.records.datanode import (
 )
 from schemas.records.packets import CELL_BYTES, Kind
 from schemas.security.certificates import Role
-from schemas.security.tls import ProcessTls, verify_of
+from schemas.security.tls import TlsFiles
 from schemas.topics import (
     BOUNDED_RETENTION_MS,
     DN_AUDIT,
@@ -66,6 +66,8 @@ from tests.support.local.stack import LocalKafka
 from tests.support.security.certified import Certified
 
 CLUSTER = "test"
+OBJECT_MANAGER = "om1"
+"""Who administers datanodes that speak TLS."""
 TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 35.0
 MAX_LEADERS = 10
@@ -78,9 +80,13 @@ PROCESS = Path(__file__).with_name("datanode_process.py")
 ROOT = Path(__file__).parents[3]
 
 
+def _paths(files: TlsFiles) -> dict[str, str]:
+    return {"ca": str(files.ca), "certificate": str(files.certificate)}
+
+
 @cache
-def _http(tls: ProcessTls | None) -> httpx.Client:
-    return httpx.Client(timeout=10.0, trust_env=False, verify=verify_of(tls))
+def _http() -> httpx.Client:
+    return httpx.Client(timeout=10.0, trust_env=False)
 
 
 @dataclass(frozen=True)
@@ -125,10 +131,10 @@ class Datanodes:
         self, folder: Path, kafka: LocalKafka, *, count: int = 3, partitions: int = 8, racks: Mapping[str, str] | None = None,
         certified: Certified | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        """With ``certified`` they speak TLS, and are asked as an Object Manager node asks them."""
-        self._certified = certified
-        self._tls = None if certified is None else certified.tls("om1", Role.OM)
+        """``certified``: the datanodes speak TLS alone; ``ask`` is then an Object Manager's, and administers."""
         self.folder = folder
+        self.certified = certified
+        self._secure_http: httpx.Client | None = None
         self.kafka = kafka
         self.partitions = partitions
         self.names = [f"dn{number}" for number in range(1, count + 1)]
@@ -175,14 +181,11 @@ class Datanodes:
 
     def config(self, name: str) -> dict[str, Any]:
         """Return the fields of a datanode's DatanodeConfig."""
-        tls = None
-        if self._certified is not None:
-            files = self._certified.files(name, Role.DATANODE)
-            tls = {"ca": str(files.ca), "certificate": str(files.certificate)}
         return {
-            "tls": tls, "node": name, "host": "127.0.0.1", "port": self.ports[name], "http_port": self.http_ports[name],
+            "node": name, "host": "127.0.0.1", "port": self.ports[name], "http_port": self.http_ports[name],
             "bootstrap_servers": self.kafka.bootstrap_servers, "data_dir": str(self.data_dir(name)),
             "rack": self.racks[name], **self.options,
+            **({} if self.certified is None else {"tls": _paths(self.certified.files(name, Role.DATANODE))}),
         }  # fmt: skip
 
     def start(self, name: str, *, wait: bool = True) -> None:
@@ -227,8 +230,16 @@ class Datanodes:
 
     def get(self, name: str, path: str, **parameters: Any) -> Any:
         """GET JSON from a datanode's HTTP server."""
-        scheme = "http" if self._tls is None else "https"
-        return _http(self._tls).get(f"{scheme}://{self.http_address(name)}{path}", params=parameters).json()
+        if self.certified is None:
+            return _http().get(f"http://{self.http_address(name)}{path}", params=parameters).json()
+        return self._https().get(f"https://{self.http_address(name)}{path}", params=parameters).json()
+
+    def _https(self) -> httpx.Client:
+        if self._secure_http is None:
+            assert self.certified is not None
+            context = self.certified.tls(OBJECT_MANAGER, Role.OM).client()
+            self._secure_http = httpx.Client(timeout=10.0, trust_env=False, verify=context)
+        return self._secure_http
 
     def status(self, name: str) -> dict[str, Any] | None:
         """Return ``/status``, None if the datanode does not answer."""
@@ -328,11 +339,16 @@ class Datanodes:
 
     def ask(self, name: str, request: Any) -> Any:
         """Ask one datanode; raises BlockError."""
-        with Peer(
-            self.address(name), own="test" if self._tls is None else "om1", cluster=str(self.options["cluster"]),
-            timeout_s=REQUEST_TIMEOUT_S, tls=None if self._tls is None else WireTls(self._tls),
-        ) as peer:  # fmt: skip
+        with self.peer(name, REQUEST_TIMEOUT_S) as peer:
             return peer.request(request)
+
+    def peer(self, name: str, timeout_s: float) -> Peer:
+        """Return a connection to a datanode; raises BlockError."""
+        tls = None if self.certified is None else WireTls(self.certified.tls(OBJECT_MANAGER, Role.OM))
+        own = "test" if tls is None else OBJECT_MANAGER
+        return Peer(
+            self.address(name), own=own, cluster=str(self.options["cluster"]), timeout_s=timeout_s, tls=tls
+        )  # fmt: skip
 
     @staticmethod
     def block(partition: int, number: int, container: int = 1) -> Block:
@@ -436,9 +452,7 @@ class Datanodes:
         )  # fmt: skip
         found = bytearray()
         first = offset
-        with Peer(
-            self.address(name), own="test", cluster=str(self.options["cluster"]), timeout_s=REQUEST_TIMEOUT_S
-        ) as peer:
+        with self.peer(name, REQUEST_TIMEOUT_S) as peer:
             for at, data, _ in peer.read_block(request):
                 first = at if not found else first
                 found += data
