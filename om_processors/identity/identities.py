@@ -164,10 +164,6 @@ class Identities:
         return found
 
     def _look_up(self, name: TokenName, now_ms: float) -> KnownToken | Denied:
-        if name.user == TOKEN_KEYS_USER:
-            return Denied(
-                status=PERMISSION_DENIED, message=f"{TOKEN_KEYS_USER} has the keys of block tokens, and signs nothing"
-            )
         if name.user == OPERATOR:
             standing = ProvenCaller(administrator=True, groups=[], generation=0, token=name.number)
             if not name.number:
@@ -176,6 +172,10 @@ class Identities:
         replica = self._system()
         if replica is None:
             return _later("this node still opens its replica of shard 0")
+        if name.user == TOKEN_KEYS_USER:
+            return Denied(
+                status=PERMISSION_DENIED, message=f"{TOKEN_KEYS_USER} has the keys of block tokens, and signs nothing"
+            )
         with replica.lock:
             index, flagged = replica.position.index, replica.evidence is not None
             user = users.get_user(replica.rows, name.user)
