@@ -89,11 +89,11 @@ class CountingDatanodes(Datanodes):
 
     def ask_all(
         self, members: Sequence[Member], request: Any, expect: type[Answer], *, timeout_ms: int,
-        enough: Callable[[Mapping[str, Answer | DatanodeError]], bool] = lambda _: False,
+        enough: Callable[[Mapping[str, Answer | DatanodeError]], bool] = lambda _: False, tokens: bytes = b"",
     ) -> dict[str, Answer | DatanodeError]:  # fmt: skip
         """As in Datanodes."""
         self._waits.add("put" if isinstance(request, PutBlock) else "watch")
-        return super().ask_all(members, request, expect, timeout_ms=timeout_ms, enough=enough)
+        return super().ask_all(members, request, expect, timeout_ms=timeout_ms, enough=enough, tokens=tokens)
 
 
 class Client:

@@ -68,6 +68,8 @@ class DatanodeConfig:
     """The cluster's secret; without it every call that changes something is refused."""
     tls: ProcessTls | None = None
     """How the datanode speaks TLS, on both servers and to others; None: it speaks in clear."""
+    block_tokens: bool = False
+    """Whether clients need a block token for each block that they write or read; only with ``tls``."""
     http_hosts: frozenset[str] = frozenset()
     """Host names that requests to the HTTP server may give, besides addresses and localhost; ``*`` = any."""
     log_level: str = "INFO"
@@ -83,6 +85,8 @@ class DatanodeConfig:
             raise ValueError(f"fsync must be one of {', '.join(FSYNC_POLICIES)}, not {self.fsync!r}")
         if not self.rack.startswith("/"):
             raise ValueError(f"rack {self.rack!r} is no path: it begins with /")
+        if self.block_tokens and self.tls is None:
+            raise ValueError("block_tokens: the keys of block tokens travel in TLS alone, and 'tls' is not given")
         if self.log_level not in LOG_LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
         if self.watchdog_ms < MIN_WATCHDOG_MS:

@@ -31,6 +31,7 @@ from datanode_processors.pipelines import Pipelines
 from datanode_processors.repair.block_reports import BlockReports
 from datanode_processors.repair.scrubber import CURSOR_FILE, Scrubber
 from datanode_processors.status import DatanodeStatus
+from datanode_processors.tokens.guard import BlockTokenGuard
 from datanode_processors.trimming import pipeline_trimming
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.server import StreamServer
@@ -96,11 +97,12 @@ class DatanodeProcess:
         self.app = make_app(config, secrets.token_hex(4), fatal, partitions=self.partitions)
         replicas = dict(self.pipelines.replicas)
         when_brokers_answer(partial(place_group, config, self.app.conf.id, replicas, self.partitions))
+        self.block_tokens = BlockTokenGuard(self.clock.wall_ms, self._note) if config.block_tokens else None
         try:
             self.server = StreamServer(
                 name=config.node, cluster=config.cluster, host=config.host, port=config.port, blocks=self.blocks,
                 small_blocks=self.blocks_together, pipelines=self.pipelines, note=self._note,
-                limits=WireLimits(max_streams=config.max_streams), tls=wire_tls,
+                limits=WireLimits(max_streams=config.max_streams), tls=wire_tls, block_tokens=self.block_tokens,
             )  # fmt: skip
         except OSError as error:
             raise CannotStart(f"the stream server cannot listen on {config.address}: {error.strerror}") from error
@@ -145,7 +147,7 @@ class DatanodeProcess:
         ).attach(app)
         status = DatanodeStatus(
             config, self.blocks, pipelines, self.server.snapshot, lambda: self.heartbeats.sent, self._is_prepared,
-            self.transfers, lambda: self.scrubber.counts,
+            self.transfers, lambda: self.scrubber.counts, self.block_tokens,
         )  # fmt: skip
         DatanodeHttpApi(pipelines.replicas, status, self.prepare_upgrade, fatal).attach(app)
         server: Any = app.web

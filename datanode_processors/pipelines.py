@@ -44,7 +44,7 @@ from datanode_processors.repair.copy_upkeep import CopyUpkeep
 from datanode_processors.repair.scrubber import Place
 from datanode_processors.repair.verifier import Verifier
 from datanode_processors.wire.ports import Readable
-from datanode_processors.wire.wire import decode_bounded
+from datanode_processors.wire.wire import opening_of
 from datanode_processors.wire.wire_tls import WireTls
 from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.log.position import Position
@@ -295,7 +295,7 @@ class Pipelines:
         if isinstance(request, Forwarded):
             inner = unwrap(request)
         elif isinstance(request, WriteBlocks):
-            inner = decode_bounded(request.opening, "opening of WriteBlocks", frozenset())
+            inner, _ = opening_of(request)
         partition = getattr(inner, "partition", None)
         if not isinstance(partition, int):
             raise BlockError(codes.INVALID_REQUEST, f"a {type(inner).__name__} names no pipeline")

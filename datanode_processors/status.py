@@ -14,6 +14,7 @@ from datanode_processors.config import DatanodeConfig
 from datanode_processors.pipeline.pipeline import Pipeline
 from datanode_processors.pipelines import Pipelines
 from datanode_processors.repair.scrubber import ScrubCounts
+from datanode_processors.tokens.guard import BlockTokenGuard
 from datanode_processors.wire.counters import StreamCounts
 from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
 from replicated_db.shell.web.metrics import Metrics, family
@@ -47,7 +48,7 @@ class DatanodeStatus:
     def __init__(
         self, config: DatanodeConfig, blocks: BlockStore, pipelines: Pipelines, streams: Callable[[], StreamCounts],
         heartbeats: Callable[[], int], prepared: Callable[[], bool], transfers: TransferDesk,
-        scrubbed: Callable[[], ScrubCounts],
+        scrubbed: Callable[[], ScrubCounts], block_tokens: BlockTokenGuard | None = None,
     ) -> None:  # fmt: skip
         self._config = config
         self._blocks = blocks
@@ -57,6 +58,7 @@ class DatanodeStatus:
         self._prepared = prepared
         self._transfers = transfers
         self._scrubbed = scrubbed
+        self._block_tokens = block_tokens
         self._metrics = Metrics(self._families)
 
     def health(self) -> tuple[int, Json]:
@@ -93,6 +95,7 @@ class DatanodeStatus:
                 "directory_fsyncs": self._blocks.fsyncs.directories,
                 "fetched_bytes": self._pipelines.fetched_bytes,
             },
+            "block_tokens": {"demanded": False} if self._block_tokens is None else self._block_tokens.status(),
             "forwarded_requests": self._pipelines.forwarded, "heartbeats": self._heartbeats(),
         }  # fmt: skip
 
@@ -123,6 +126,10 @@ _NODE_METRICS: tuple[tuple[str, str, str, Callable[[DatanodeStatus, StreamCounts
     ("streams_reclaimed_total", "counter", "Streams whose client vanished.", lambda _, s: s.streams_reclaimed),
     ("requests_total", "counter", "Requests answered.", lambda _, s: s.requests),
     ("packets_total", "counter", "Packets taken.", lambda _, s: s.packets),
+    (
+        "block_tokens_refused_total", "counter", "Requests refused for want of a block token that allows them.",
+        lambda d, _: 0 if d._block_tokens is None else d._block_tokens.refused,
+    ),
     ("forwarded_requests_total", "counter", "Requests sent on to a leader.", lambda d, _: d._pipelines.forwarded),
     ("fetched_bytes_total", "counter", "Bytes fetched from peers.", lambda d, _: d._pipelines.fetched_bytes),
     (

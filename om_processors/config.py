@@ -88,6 +88,8 @@ class NodeConfig:
     """The cluster's secret, by which members and operators prove themselves."""
     tls: ProcessTls | None = None
     """How the node speaks TLS, on its server and to others; None: it speaks in clear."""
+    block_tokens: bool = False
+    """Whether the node gives block tokens with locations, and rolls their key while it leads shard 0; with ``tls``."""
     http_hosts: frozenset[str]
     """Names that HTTP requests may use for this host, besides addresses and localhost; ``*`` = any."""
     log_level: str
@@ -109,6 +111,8 @@ class NodeConfig:
             raise ValueError(f"inline_bytes: {self.inline_bytes} is not in 0..{MAX_INLINE_BYTES}")
         if self.auth not in AUTHS:
             raise ValueError(f"auth must be one of {', '.join(AUTHS)}, not {self.auth!r}")
+        if self.block_tokens and self.tls is None:
+            raise ValueError("block_tokens: the keys of block tokens travel in TLS alone, and 'tls' is not given")
         if self.log_level not in LOG_LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
 

@@ -31,6 +31,7 @@ from om_processors.fleet.leader_duties import LeaderDuties
 from om_processors.follower import OMFollower, guard_of, make_app, place_group
 from om_processors.identity.identities import Identities
 from om_processors.identity.readers import ReaderGuard
+from om_processors.identity.token_issuer import BlockTokenIssuer
 from om_processors.intake.core.backlog import Backlog
 from om_processors.intake.gateway import Gateway
 from om_processors.intake.intake import RequestIntake
@@ -122,6 +123,7 @@ class OMNode:
         )
         self.transfer_pages = TransferPages(self.transfers)
         self.identities = self._identities()
+        self.block_tokens = self._block_token_issuer()
         self.opening = self._opening_web().start()
         for shard in range(config.shards):  # each is served to others from here on, while the next ones are opened
             self.replicas[shard] = self._open(shard)
@@ -161,6 +163,12 @@ class OMNode:
         if self.config.auth != AUTH_SIGNED:
             return None
         return Identities(self.config.secret, lambda: self.replicas.get(SYSTEM_SHARD), self.clock)
+
+    def _block_token_issuer(self) -> BlockTokenIssuer | None:
+        """Return what makes block tokens; None if this node gives none."""
+        if not self.config.block_tokens:
+            return None
+        return BlockTokenIssuer(self.config.secret, lambda: self.replicas.get(SYSTEM_SHARD), self.clock)
 
     def _reader_guards(self) -> list[Any]:
         """Return the middlewares of the HTTP server behind the guard of the cluster's secret."""
@@ -297,11 +305,13 @@ class OMNode:
             self.rolling_scrub.told,
         )  # fmt: skip
         snapshots = SnapshotReads(self.config.node, self.replicas, self.open_snapshots)
-        OMHttpApi(self.replicas, self.consistency, status, snapshots, fatal).attach(app)
+        OMHttpApi(self.replicas, self.consistency, status, snapshots, fatal, self.block_tokens).attach(app)
         SnapshotDiffApi(self.config.node, self.replicas, self.consistency, self.snapshot_diffs).attach(app)
         LeadershipApi(self.leadership, self.replicas).attach(app)
         AccessApi(self.replicas, self.consistency).attach(app)
-        FleetApi(self.config, self.replicas[SYSTEM_SHARD], self.consistency, self.fleet).attach(app)
+        FleetApi(
+            self.config, self.replicas[SYSTEM_SHARD], self.consistency, self.fleet, self.block_tokens
+        ).attach(app)  # fmt: skip
         server: Any = app.web
         self.transfer_pages.attach(server.web_app)
         self.door.attach(server.web_app)

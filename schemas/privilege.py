@@ -38,7 +38,7 @@ MAX_SECRET_BYTES = 4096
 class ClusterSecret:
     """The secret of a cluster; raises ValueError unless it has MIN_SECRET_BYTES to MAX_SECRET_BYTES bytes."""
 
-    __slots__ = ("_http", "_links", "_requests", "_users")
+    __slots__ = ("_http", "_links", "_requests", "_tokens", "_users")
 
     def __init__(self, secret: bytes) -> None:
         if not isinstance(secret, bytes | bytearray):
@@ -49,6 +49,7 @@ class ClusterSecret:
         self._http = hmac.digest(secret, b"stratolog http", "sha256")
         self._links = hmac.digest(secret, b"stratolog links", "sha256")
         self._users = hmac.digest(secret, b"stratolog users", "sha256")
+        self._tokens = hmac.digest(secret, b"stratolog block tokens", "sha256")
 
     def proof(self, request: bytes) -> bytes:
         """Return the proof for an encoded request."""
@@ -72,6 +73,10 @@ class ClusterSecret:
     def user_secret(self, token: str) -> bytes:
         """Return the secret of a user's token (``schemas.access.credentials``)."""
         return hmac.digest(self._users, token.encode(), "sha256")
+
+    def block_token_key(self, key_id: int) -> bytes:
+        """Return the key of block tokens that has an id, 32 bytes (``schemas.access.block_tokens``)."""
+        return hmac.digest(self._tokens, b"%d" % key_id, "sha256")
 
     def link_key(self, number: str) -> str:
         """Return the key, in hexadecimal, of operators of the dashboard that has drawn ``number`` (decision 0052)."""

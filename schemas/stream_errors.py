@@ -33,3 +33,12 @@ FAILED = "FAILED"
 """A defect; its message is in the log of the datanode."""
 PERMISSION_DENIED = "PERMISSION_DENIED"
 """The peer is not who may ask for that: its certificate has another role or name, or it has none."""
+BLOCK_TOKEN_MISSING = "BLOCK_TOKEN_MISSING"  # noqa: S105 - a code
+"""The datanode demands block tokens, and the request has none for the block."""
+BLOCK_TOKEN_INVALID = "BLOCK_TOKEN_INVALID"  # noqa: S105 - a code
+"""A block token is damaged or forged, or it is not for that operation or length."""
+BLOCK_TOKEN_EXPIRED = "BLOCK_TOKEN_EXPIRED"  # noqa: S105 - a code
+BLOCK_TOKEN_KEY_UNKNOWN = "BLOCK_TOKEN_KEY_UNKNOWN"  # noqa: S105 - a code
+"""The datanode does not have the key of a token: it was not told yet, or the key is no longer valid."""
+TOKEN_REFUSALS = frozenset({BLOCK_TOKEN_MISSING, BLOCK_TOKEN_INVALID, BLOCK_TOKEN_EXPIRED, BLOCK_TOKEN_KEY_UNKNOWN})
+"""Codes after which another token may do."""

@@ -10,13 +10,22 @@ from __future__ import annotations
 from typing import Any
 
 from datanode_processors.errors import MAX_MESSAGE_CHARACTERS, MAX_NAME_CHARACTERS, BlockError, shown
-from datanode_processors.wire.core.permits import check_member, check_request
-from datanode_processors.wire.core.stream import MAX_WINDOW_BYTES
+from datanode_processors.wire.core.permits import NEEDS_NO_TOKEN, check_member, check_request
+from datanode_processors.wire.core.stream import MAX_BLOCK_BYTES, MAX_WINDOW_BYTES
 from datanode_processors.wire.counters import Counters
 from datanode_processors.wire.forwarding import Forwarding, StreamHost, stream_request
 from datanode_processors.wire.ports import Note
 from datanode_processors.wire.reading import send_block
-from datanode_processors.wire.wire import Wire, WireClosed, failure, read_record, refusal, stream_error, unreadable
+from datanode_processors.wire.wire import (
+    Wire,
+    WireClosed,
+    failure,
+    opening_of,
+    read_request,
+    refusal,
+    stream_error,
+    unreadable,
+)
 from datanode_processors.wire.wire_tls import check_name
 from schemas import stream_errors
 from schemas.codecs.codec import encode
@@ -24,7 +33,9 @@ from schemas.conversation.conversation import ConversationFailed, Event, PeerGre
 from schemas.conversation.limits import UnreadableRecord
 from schemas.conversation.states import ConversationRole
 from schemas.records.datanode import (
+    Accepted,
     BlocksWritten,
+    BlockTokenKeys,
     Forwarded,
     OpenStream,
     ReadBlock,
@@ -116,9 +127,9 @@ class ServedConnection:
             self.streaming = True
             try:
                 # The stream takes its frames out of the same buffer, until it has acknowledged END.
-                request = stream_request(frame)
-                self._check_permit(request)
-                Forwarding(self._node, self.wire, header, request).run()
+                request, tokens = stream_request(frame)
+                limit_bytes = self._check_permit(request, tokens)
+                Forwarding(self._node, self.wire, header, request, limit_bytes=limit_bytes).run()
                 self._talk.stream_is_over()
                 outcome.completed = True
             except WireClosed as error:
@@ -145,13 +156,15 @@ class ServedConnection:
         header = frame.header
         self._counters.request()
         try:
-            request = read_record(frame)
-            self._check_permit(request)
+            request, tokens = read_request(frame)
+            self._check_permit(request, tokens)
             if isinstance(request, ReadBlock | SalvageBlock):
                 send_block(self._node, self.wire, self._talk, header, request)
                 return
             if isinstance(request, WriteBlocks):
                 reply = encode(self._write_together(frame, request))
+            elif isinstance(request, BlockTokenKeys):
+                reply = encode(self._take_keys(request))
             else:
                 reply = encode(self._node.pipelines.handle(request))
             answer = self._talk.say(Kind.REPLY, reply, stream=header.stream, sequence=header.sequence)
@@ -164,13 +177,30 @@ class ServedConnection:
             answer = self._error(self._defect(error), header)
         self.wire.wait_send(answer, timeout_s=self._node.limits.send_timeout_s)
 
-    def _check_permit(self, request: Any) -> None:
-        """Raise PERMISSION_DENIED for a request that is not the peer's to send."""
+    def _check_permit(self, request: Any, tokens: bytes) -> int:
+        """Raise PERMISSION_DENIED, or for want of a block token, unless the request is the peer's to send.
+
+        Return up to which offset a stream may write.
+        """
         if self._node.tls is None:
-            return
-        check_request(self.wire.identity, request)
-        if isinstance(request, FROM_MEMBERS) and self.wire.identity is not None:
-            check_member(self.wire.identity, *self._node.pipelines.members_for(request))
+            return MAX_BLOCK_BYTES
+        identity, guard = self.wire.identity, self._node.block_tokens
+        check_request(identity, request)
+        if isinstance(request, FROM_MEMBERS) and identity is not None:
+            check_member(identity, *self._node.pipelines.members_for(request))
+        if guard is None or (identity is not None and identity.role in NEEDS_NO_TOKEN):
+            return MAX_BLOCK_BYTES
+        limit = guard.check(*(opening_of(request) if isinstance(request, WriteBlocks) else (request, tokens)))
+        return MAX_BLOCK_BYTES if limit is None else limit
+
+    def _take_keys(self, keys: BlockTokenKeys) -> Accepted:
+        """Take the keys of block tokens, from an Object Manager node in TLS alone."""
+        if self._node.tls is None or self.wire.identity is None:
+            raise BlockError(stream_errors.PERMISSION_DENIED, "keys of block tokens come in TLS, or not at all")
+        guard = self._node.block_tokens
+        if guard is None:
+            return Accepted(detail=f"datanode {self._node.name} demands no block tokens")
+        return guard.tell(keys)
 
     def _write_together(self, frame: Frame, request: WriteBlocks) -> BlocksWritten:
         """Write whole blocks: an exchange counts as a stream."""

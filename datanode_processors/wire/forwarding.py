@@ -20,12 +20,12 @@ import select
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from datanode_processors.errors import BlockError
+from datanode_processors.tokens.guard import BlockTokenGuard
 from datanode_processors.wire.children import Child, StreamChildren
 from datanode_processors.wire.core.limits import WireLimits
-from datanode_processors.wire.core.stream import StreamState, check_open, patience_s, place_in
+from datanode_processors.wire.core.stream import MAX_BLOCK_BYTES, StreamState, check_open, patience_s, place_in
 from datanode_processors.wire.ports import Blocks, PipelineRequests, Writer
 from datanode_processors.wire.small_blocks import SmallBlockExchange
 from datanode_processors.wire.wire import (
@@ -33,6 +33,7 @@ from datanode_processors.wire.wire import (
     Wire,
     WireClosed,
     read_record,
+    read_request,
 )
 from datanode_processors.wire.wire_tls import WireTls
 from schemas import stream_errors
@@ -61,15 +62,25 @@ class StreamHost:
     detach: Callable[[Wire], None]
     tls: WireTls | None = None
     """How connections are made and taken; None: in clear."""
+    block_tokens: BlockTokenGuard | None = None
+    """What judges block tokens; None: nobody needs any."""
 
 
 class Forwarding:
     """Runs one stream, from its OPEN to the acknowledgement of its END."""
 
-    def __init__(self, node: StreamHost, upstream: Wire, opening: FrameHeader, request: OpenStream) -> None:
-        """Check the stream's OPEN; raises BlockError (INVALID_REQUEST, or what the pipeline says)."""
+    def __init__(
+        self, node: StreamHost, upstream: Wire, opening: FrameHeader, request: OpenStream, *,
+        limit_bytes: int = MAX_BLOCK_BYTES,
+    ) -> None:  # fmt: skip
+        """Check the stream's OPEN; raises BlockError (INVALID_REQUEST, or what the pipeline says).
+
+        ``limit_bytes`` is up to where the stream may write.
+        """
         check_open(request)
-        self.state = StreamState(request, opening.sequence, place_in(request.routes, node.name))
+        self.state = StreamState(
+            request, opening.sequence, place_in(request.routes, node.name), limit_bytes=limit_bytes
+        )
         node.pipelines.check_stream(request.partition, request.container_id, request.local_id)
         self._node = node
         self._limits = node.limits
@@ -329,16 +340,16 @@ class Forwarding:
             writer.close()
 
 
-def stream_request(frame: Frame) -> OpenStream:
-    """Return the OpenStream of an OPEN frame; raises INVALID_REQUEST."""
-    request: Any = read_record(frame, OpenStream)
-    assert isinstance(request, OpenStream)  # noqa: S101 - read_record saw to it
+def stream_request(frame: Frame) -> tuple[OpenStream, bytes]:
+    """Return the OpenStream of an OPEN frame, and its block tokens; raises INVALID_REQUEST."""
+    request, tokens = read_request(frame, OpenStream)
+    assert isinstance(request, OpenStream)  # noqa: S101 - read_request saw to it
     if request.offset != frame.header.offset:
         raise BlockError(
             stream_errors.INVALID_REQUEST,
             f"OPEN's header says offset {frame.header.offset}, its request {request.offset}",
         )
-    return request
+    return request, tokens
 
 
 def put_on_end(end: Frame, request: OpenStream) -> PutBlock | None:

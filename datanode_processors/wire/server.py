@@ -18,6 +18,7 @@ import threading
 import time
 
 from datanode_processors.errors import BlockError
+from datanode_processors.tokens.guard import BlockTokenGuard
 from datanode_processors.wire.connection import ServedConnection
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.counters import Counters, StreamCounts
@@ -42,9 +43,11 @@ class StreamServer:
     def __init__(
         self, *, name: str, cluster: str, host: str, port: int, blocks: Blocks, pipelines: PipelineRequests,
         note: Note, limits: WireLimits | None = None, small_blocks: SmallBlockFiles | None = None,
-        tls: WireTls | None = None,
+        tls: WireTls | None = None, block_tokens: BlockTokenGuard | None = None,
     ) -> None:  # fmt: skip
         """Bind ``host:port`` (0 = a free port, see ``port``) and begin to accept; with ``tls``, TLS alone.
+
+        ``block_tokens`` judges the tokens of whoever needs some; without it nobody does.
 
         Raises OSError if the address cannot be bound.
         """
@@ -57,7 +60,7 @@ class StreamServer:
         self._node = StreamHost(
             name=name, cluster=cluster, limits=limits, blocks=blocks, pipelines=pipelines,
             small_blocks=self._small_blocks, attach=self._counters.attach, detach=self._counters.detach,
-            tls=tls,
+            tls=tls, block_tokens=block_tokens,
         )  # fmt: skip
         self._lock = threading.Lock()
         self._connections: dict[ServedConnection, threading.Thread] = {}

@@ -35,7 +35,7 @@ from datanode_processors.wire.core.small_blocks import (
 from datanode_processors.wire.core.stream import Below, Place, patience_s, place_in
 from datanode_processors.wire.kept_peers import KeptPeers, PeerCall
 from datanode_processors.wire.ports import PipelineRequests, SmallBlockFiles
-from datanode_processors.wire.wire import decode_bounded
+from datanode_processors.wire.wire import opening_of
 from datanode_processors.wire.wire_tls import WireTls
 from schemas import stream_errors
 from schemas.records.datanode import (
@@ -56,7 +56,6 @@ MAX_WATCH_S = 5.0
 """How long an exchange waits for the watch at most: the client asks the others itself."""
 GRACE_S = 1.0
 """A member's answer to a watch is waited for this much longer than the time-out in the request."""
-_NONE: frozenset[str] = frozenset()
 
 
 class SmallBlockExchange:
@@ -95,9 +94,7 @@ class SmallBlockExchange:
         return self._commit(opening, place, outcomes)
 
     def _opening(self, request: WriteBlocks) -> OpenBlocks:
-        opening = decode_bounded(request.opening, "opening of WriteBlocks", _NONE)
-        if not isinstance(opening, OpenBlocks):
-            raise BlockError(stream_errors.INVALID_REQUEST, f"WriteBlocks begins with a {type(opening).__name__}")
+        opening, _ = opening_of(request)
         check_opening(opening, len(request.data))
         return opening
 

@@ -25,9 +25,9 @@ from schemas.conversation.conversation import (
     ConversationFault,
     Event,
 )
-from schemas.conversation.limits import UnreadableRecord, decode_within, record_of
+from schemas.conversation.limits import UnreadableRecord, decode_within, record_of, without_tokens
 from schemas.conversation.states import ConversationRole
-from schemas.records.datanode import Hello, StreamError
+from schemas.records.datanode import Hello, OpenBlocks, StreamError, WriteBlocks
 from schemas.records.packets import BadFrame, Frame, FrameBuffer, Kind, check_payload, encode_frame
 from schemas.security.certificates import PeerIdentity
 from schemas.security.tls_socket import TlsSocket
@@ -359,6 +359,36 @@ def read_record(frame: Frame, *types: type) -> Any:
         return record_of(frame, *types)
     except UnreadableRecord as error:
         raise BlockError(stream_errors.INVALID_REQUEST, str(error)) from error
+
+
+def read_request(frame: Frame, *types: type) -> tuple[Any, bytes]:
+    """Return the request in a frame, and its block tokens; raises INVALID_REQUEST.
+
+    With ``types``, the request must be one of them.
+    """
+    try:
+        request, tokens = without_tokens(record_of(frame))
+    except UnreadableRecord as error:
+        raise BlockError(stream_errors.INVALID_REQUEST, str(error)) from error
+    if types and not isinstance(request, types):
+        wanted = " or ".join(cls.__name__ for cls in types)
+        raise BlockError(
+            stream_errors.INVALID_REQUEST,
+            f"payload of {frame.header.kind.name} is a {type(request).__name__}, not a {wanted}",
+        )
+    return request, tokens
+
+
+def opening_of(request: WriteBlocks) -> tuple[OpenBlocks, bytes]:
+    """Return what WriteBlocks begins with, and its block tokens; raises INVALID_REQUEST."""
+    what = "opening of WriteBlocks"
+    try:
+        opening, tokens = without_tokens(decode_within(request.opening, what, frozenset()))
+    except UnreadableRecord as error:
+        raise BlockError(stream_errors.INVALID_REQUEST, str(error)) from error
+    if not isinstance(opening, OpenBlocks):
+        raise BlockError(stream_errors.INVALID_REQUEST, f"WriteBlocks begins with a {type(opening).__name__}")
+    return opening, tokens
 
 
 def decode_bounded(data: bytes, what: str, large: frozenset[str]) -> Any:

@@ -14,12 +14,14 @@ from om_processors.fleet.open_key_cleanup import OpenKeyCleanupLoop
 from om_processors.fleet.placement_loop import PlacementLoop
 from om_processors.fleet.proposer import Proposer
 from om_processors.fleet.snapshot_cleanup import OnRemoved, SnapshotCleanupLoop
+from om_processors.fleet.token_keys import TokenKeyRounds
 from replicated_db.core.ports import Clock, Ids
 from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.logs import Note
 from replicated_db.shell.process import Background
 from replicated_db.shell.trimming.log_trimmer import Holds
 from replicated_db.shell.trimming.log_trimming import LogTrimLoop
+from schemas.sharding import SYSTEM_SHARD
 
 
 class LeaderDuties:
@@ -45,7 +47,14 @@ class LeaderDuties:
             LogTrimLoop(self.trimming, config.trim_log_after_ms, note, fatal),
         ]
         if fleet is not None:
-            placing = PlacementLoop(config, fleet, loops, self._proposer, self._courier, clock, note, fatal)
+            token_keys = None
+            if config.block_tokens:
+                token_keys = TokenKeyRounds(
+                    loops[SYSTEM_SHARD].replica, config.secret, self._proposer, self._courier, clock, note
+                )
+            placing = PlacementLoop(
+                config, fleet, loops, self._proposer, self._courier, clock, note, fatal, token_keys
+            )  # fmt: skip
             self._background += [fleet, placing]
 
     def start(self) -> None:

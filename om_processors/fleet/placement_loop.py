@@ -29,6 +29,7 @@ from om_processors.fleet.core.fleet import Datanode, Picture
 from om_processors.fleet.datanode_client import FETCH_TIMEOUT_S, MAX_UNDER_WAY, Courier
 from om_processors.fleet.heartbeats import FleetView
 from om_processors.fleet.proposer import Proposer
+from om_processors.fleet.token_keys import TokenKeyRounds
 from replicated_db.core.ports import Clock
 from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.logs import Note
@@ -66,7 +67,9 @@ class PlacementLoop(Background):
     def __init__(
         self, config: NodeConfig, view: FleetView, loops: Mapping[int, LeaderLoop], proposer: Proposer,
         courier: Courier, clock: Clock, note: Note, fatal: Callable[[BaseException], None],
+        token_keys: TokenKeyRounds | None = None,
     ) -> None:  # fmt: skip
+        """``token_keys`` has the keys of block tokens rolled and told; None: there are no tokens."""
         super().__init__("placement", fatal)
         self._config = config
         self._view = view
@@ -75,6 +78,7 @@ class PlacementLoop(Background):
         self._courier = courier
         self._clock = clock
         self._note = note
+        self._token_keys = token_keys
         self._replicas = min(pipeline_making.PIPELINE_REPLICAS, len(config.datanodes))
         self._not_before: dict[Hashable, tuple[int, bool]] = {}
         """By message: when it may be sent again, and whether it was accepted."""
@@ -107,6 +111,8 @@ class PlacementLoop(Background):
             lambda key: isinstance(key, tuple) and key[0] == "fetch" and not picture.member(key[2]).alive
         )
         if SYSTEM_SHARD in leading:
+            if self._token_keys is not None:  # before pipelines are opened: their first blocks need tokens
+                self._token_keys.turn(picture)
             self._place(picture)
         for shard in leading:
             self._deletions[shard].turn(picture)

@@ -23,6 +23,7 @@ from om_processors.namespace import users
 from om_processors.namespace.access import Caller
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.ports import Clock
+from schemas.access.block_tokens import TOKEN_KEYS_USER
 from schemas.access.credentials import (
     AUDITOR,
     CLIENT_PREFIX_BYTES,
@@ -175,6 +176,10 @@ class Identities:
         replica = self._system()
         if replica is None:
             return _later("this node still opens its replica of shard 0")
+        if name.user == TOKEN_KEYS_USER:
+            return Denied(
+                status=PERMISSION_DENIED, message=f"{TOKEN_KEYS_USER} has the keys of block tokens, and signs nothing"
+            )
         with replica.lock:
             index, flagged = replica.position.index, replica.evidence is not None
             user = users.get_user(replica.rows, name.user)

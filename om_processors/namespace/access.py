@@ -218,12 +218,18 @@ def _write_key(view: ReadView, caller: Caller, body: CreateKey | PutKey | Commit
     require_on_key(view, caller, body.volume, body.bucket, body.key, right)
 
 
+def require_on_session(
+    view: ReadView, caller: Caller, volume: str, bucket: str, key: str, session_id: int
+) -> None:  # fmt: skip
+    """Refuse another user's session of an open key, unless the caller owns the bucket; raises OMError."""
+    info = tables.require_bucket(view, volume, bucket)
+    opened = tables.get_open_key(view, tables.open_key_key(volume, bucket, key, session_id))
+    if opened is not None and opened.owner != caller.user and not _owns(view, caller, info):
+        raise _denied(caller, f"session {session_id} of key {shown(key)} is another user's")
+
+
 def _session(view: ReadView, caller: Caller, body: AllocateBlock | CommitKey) -> None:
-    """Refuse another user's session, unless the caller owns the bucket."""
-    bucket = tables.require_bucket(view, body.volume, body.bucket)
-    opened = tables.get_open_key(view, tables.open_key_key(body.volume, body.bucket, body.key, body.session_id))
-    if opened is not None and opened.owner != caller.user and not _owns(view, caller, bucket):
-        raise _denied(caller, f"session {body.session_id} of key {shown(body.key)} is another user's")
+    require_on_session(view, caller, body.volume, body.bucket, body.key, body.session_id)
 
 
 def _commit(view: ReadView, caller: Caller, body: CommitKey) -> None:

@@ -1,6 +1,7 @@
 """The pages of a node's HTTP API about datanodes and pipelines: rows of shard 0, joined with this node's heartbeats.
 
-``GET /v1/pipelines``                 every pipeline and its members, closed ones included: their blocks are still read
+``GET /v1/pipelines``                 every pipeline and its members, closed ones included: their blocks are still read;
+                                      and whether this node gives block tokens
 ``GET /v1/datanodes``                 every datanode: state, health, room, pipelines
 ``GET /v1/containers/{container}``    datanodes that hold a container: its pipeline's, or others that have copied it
 
@@ -20,6 +21,7 @@ from om_processors.errors import OMError
 from om_processors.fleet.core import placement
 from om_processors.fleet.core.fleet import Datanode, Picture
 from om_processors.fleet.heartbeats import FleetView
+from om_processors.identity.token_issuer import BlockTokenIssuer
 from om_processors.namespace import tables
 from om_processors.serving.consistency import LINEARIZABLE, SESSION, STALE, Consistency, parse_session
 from om_processors.serving.http_api import Answer, answered
@@ -37,7 +39,11 @@ MAX_FAULTS = 20
 class FleetApi:
     """Handlers; :meth:`attach` gives them their paths."""
 
-    def __init__(self, config: NodeConfig, replica: Replica, consistency: Consistency, fleet: FleetView | None) -> None:
+    def __init__(
+        self, config: NodeConfig, replica: Replica, consistency: Consistency, fleet: FleetView | None,
+        block_tokens: BlockTokenIssuer | None = None,
+    ) -> None:  # fmt: skip
+        self._block_tokens = block_tokens
         self._config = config
         self._replica = replica
         self._consistency = consistency
@@ -75,7 +81,10 @@ class FleetApi:
         """List the pipelines, by partition."""
         rows, positions = await self._rows(query)
         picture = None if self._fleet is None else self._fleet.picture
-        return 200, {"pipelines": [pipeline_json(row, picture) for row in rows], "positions": positions}
+        issues = self._block_tokens is not None and self._block_tokens.key() is not None
+        return 200, {
+            "pipelines": [pipeline_json(row, picture) for row in rows], "block_tokens": issues, "positions": positions,
+        }  # fmt: skip
 
     async def datanodes(self, query: Any) -> Answer:
         """List the datanodes by name."""

@@ -15,7 +15,14 @@ from faust.web import View
 
 from om_processors.errors import OMError
 from om_processors.identity.readers import question_of, reader_in
-from om_processors.namespace.access import Caller, require_on_bucket, require_on_key, require_on_volume
+from om_processors.identity.token_issuer import BlockTokenIssuer
+from om_processors.namespace.access import (
+    Caller,
+    require_on_bucket,
+    require_on_key,
+    require_on_session,
+    require_on_volume,
+)
 from om_processors.namespace.context import ReadView
 from om_processors.namespace.names import (
     SNAPSHOT_INDICATOR,
@@ -36,11 +43,13 @@ from replicated_db.shell.web import shard_pages
 from replicated_db.shell.web.metrics import CONTENT_TYPE
 from replicated_db.shell.web.scan_threads import ScansBusy, ScanThreads
 from schemas.access.acl import LIST, READ
+from schemas.access.block_tokens import READ_BLOCK, WRITE_BLOCK
 from schemas.result_codes import INVALID_REQUEST, OVERLOADED, PERMISSION_DENIED
 from schemas.sharding import shard_of
 
 Answer = tuple[int, Json]
 
+MAX_SESSION_ID = 2**63 - 1
 MAX_LISTINGS = 256
 """Most listings that run or wait."""
 LISTINGS = ScanThreads("listing", MAX_LISTINGS)
@@ -52,8 +61,10 @@ class OMHttpApi:
 
     def __init__(
         self, replicas: dict[int, Replica], consistency: Consistency, status: NodeStatus, snapshots: SnapshotReads,
-        fatal: Callable[[BaseException], None],
+        fatal: Callable[[BaseException], None], block_tokens: BlockTokenIssuer | None = None,
     ) -> None:  # fmt: skip
+        """``block_tokens`` makes the tokens of locations; None: there are none."""
+        self._block_tokens = block_tokens
         self._fatal = fatal
         self._replicas = replicas
         self._consistency = consistency
@@ -92,6 +103,7 @@ class OMHttpApi:
             "/v1/volumes/{volume}/buckets/{bucket}": self.bucket,
             "/v1/volumes/{volume}/buckets/{bucket}/keys": self.keys,
             "/v1/volumes/{volume}/buckets/{bucket}/key": self.key,
+            "/v1/volumes/{volume}/buckets/{bucket}/open-key": self.open_key,
             "/v1/volumes/{volume}/buckets/{bucket}/snapshots": self.snapshots,
             "/v1/volumes/{volume}/buckets/{bucket}/snapshots/{snapshot}": self.snapshot,
             "/v1/shards/{shard}/digest": self.digest,
@@ -150,8 +162,33 @@ class OMHttpApi:
     async def key(self, query: Any, volume: str, bucket: str) -> Answer:
         """Return a key, or one of a snapshot if its name begins with ``.snapshot/``.
 
-        With ``bytes=true`` the answer has an inline key's bytes, too.
+        With ``bytes=true`` the answer has an inline key's bytes, too; with ``tokens=true``, block tokens to read it.
         """
+        status, answer = await self._key(query, volume, bucket)
+        return status, self._with_tokens(query, answer, READ_BLOCK)
+
+    async def open_key(self, query: Any, volume: str, bucket: str) -> Answer:
+        """Return the blocks of a key that is being written, and block tokens to write them; for its session's user."""
+        name, session_id = query.get("name", ""), shard_pages.number(query, "session_id", 0, 0, MAX_SESSION_ID)
+        check_place(volume, bucket)
+        check_key_name(name)
+        allow = partial(require_on_session, volume=volume, bucket=bucket, key=name, session_id=session_id)
+        ask = partial(queries.open_key_blocks, volume=volume, bucket=bucket, key=name, session_id=session_id)
+        status, answer = await self._of_volume(volume, query, ask, allow)
+        return status, self._with_tokens(query, answer, READ_BLOCK | WRITE_BLOCK)
+
+    def _with_tokens(self, query: Any, answer: Json, operations: int) -> Json:
+        """Return a key's answer with tokens for its blocks, in their order, if they are asked for and there are any.
+
+        Raises NotReadable if another node is to be asked for them.
+        """
+        if self._block_tokens is None or query.get("tokens", "false") != "true":
+            return answer
+        if trouble := self._block_tokens.trouble():
+            raise NotReadable("REPLICA_FLAGGED", trouble)
+        return {**answer, "block_tokens": self._block_tokens.tokens(answer["blocks"], operations)}
+
+    async def _key(self, query: Any, volume: str, bucket: str) -> Answer:
         name = query.get("name", "")
         with_bytes = query.get("bytes", "false") == "true"
         place = place_of(name)

@@ -62,6 +62,18 @@ def key_info(view: ReadView, volume: str, bucket: str, key: str, *, with_bytes: 
     return {**key_json(info), "data": None if data is None else b64encode(data).decode()}
 
 
+def open_key_blocks(view: ReadView, volume: str, bucket: str, key: str, session_id: int) -> Json:
+    """Return the blocks that were given to the session of a key that is being written.
+
+    Raises OMError as :func:`key_info` does.
+    """
+    tables.require_bucket(view, volume, bucket)
+    info = tables.get_open_key(view, tables.open_key_key(volume, bucket, key, session_id))
+    if info is None:
+        raise OMError(KEY_NOT_FOUND, f"no open key /{volume}/{bucket}/{shown(key)} in session {session_id}")
+    return {"blocks": key_json(info)["blocks"]}
+
+
 def find_snapshot(view: ReadView, volume: str, bucket: str, snapshot: str) -> SnapshotInfo:
     """Return an active snapshot's row; raises OMError as :func:`bucket_info` does, and FILE_NOT_FOUND."""
     check_volume_name(volume)

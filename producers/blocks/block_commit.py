@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from producers.blocks.block_tokens import NO_TOKENS, TokenSource
 from producers.blocks.core.stream_recovery import OF_THE_BLOCK
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.datanodes import Datanodes
@@ -54,8 +55,11 @@ class BlockCommitter:
     def __init__(
         self, location: BlockLocation, pipeline: PipelineView, members: Sequence[Member], datanodes: Datanodes,
         options: StreamOptions, failing: set[str], *, moved: Callable[[], bool] = lambda: False,
+        tokens: TokenSource = NO_TOKENS,
     ) -> None:  # fmt: skip
         self._location = location
+        self._tokens = tokens
+        self._block = (location.container_id, location.local_id)
         self._pipeline = pipeline
         self._members = members
         self._moved = moved
@@ -89,8 +93,11 @@ class BlockCommitter:
             left_ms = int((deadline_s - time.monotonic()) * 1000)
             try:
                 timeout_ms = max(min(left_ms, PUT_TIMEOUT_MS), 1)
-                answer = self._datanodes.ask(member, request, BlockCommitted, timeout_ms=timeout_ms)
+                answer = self._datanodes.ask(
+                    member, request, BlockCommitted, timeout_ms=timeout_ms, tokens=self._tokens.of(self._block)
+                )  # fmt: skip
             except DatanodeError as error:
+                self._tokens.refused(self._block, error.status)
                 if error.status in OF_THE_BLOCK:
                     raise
                 if time.monotonic() + pause_ms / 1000 >= deadline_s:

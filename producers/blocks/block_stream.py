@@ -18,7 +18,7 @@ from typing import Protocol
 from producers.blocks.core.stream_window import Buffer, Packet
 from producers.blocks.datanode_connection import DatanodeConnection
 from schemas.codecs.codec import encode
-from schemas.conversation.conversation import Event
+from schemas.conversation.conversation import Event, with_tokens
 from schemas.conversation.limits import UnreadableRecord, record_of
 from schemas.records.datanode import BlockCommitted, ChunkWritten, OpenStream, PutBlock, WriteChunk
 from schemas.records.packets import Frame, Kind
@@ -60,8 +60,12 @@ class BlockStream(Protocol):
 class PacketStream:
     """A stream through a spanning tree, on its own connection to the primary."""
 
-    def __init__(self, connection: DatanodeConnection, opening: OpenStream, *, stream: int, silence_ms: int) -> None:
+    def __init__(
+        self, connection: DatanodeConnection, opening: OpenStream, *, stream: int, silence_ms: int, token: bytes = b""
+    ) -> None:  # fmt: skip
+        """``token`` is what allows the block to be written, where that is demanded."""
         self._connection = connection
+        self._token = token
         self._opening = opening
         self._stream = stream
         self._silence_ms = silence_ms
@@ -78,7 +82,8 @@ class PacketStream:
 
     def begin(self, offset: int) -> None:
         """As :meth:`BlockStream.begin`."""
-        opening = self._connection.talk.say(Kind.OPEN, encode(self._opening), stream=self._stream, offset=offset)
+        said = with_tokens(self._opening, self._connection.presented(self._token))
+        opening = self._connection.talk.say(Kind.OPEN, said, stream=self._stream, offset=offset)
         self._connection.send_parts([opening])
         opened = self._acknowledgement(self._connection.receive_patiently(self._silence_ms)).header.offset
         if opened != offset:
@@ -145,7 +150,10 @@ class ChunkStream:
         container_id: int,
         local_id: int,
         silence_ms: int,
+        token: Callable[[], bytes] = bytes,
     ) -> None:
+        """``token`` returns what allows the block to be written, where that is demanded; each chunk shows it."""
+        self._token = token
         self._connect = connect
         self._connections: list[DatanodeConnection] = []
         self._partition = partition
@@ -182,7 +190,7 @@ class ChunkStream:
             offset=packet.offset, data=bytes(packet.data), checksum=packet.crc,
         )  # fmt: skip
         connection = self._connection_for(self._sent % CHUNK_CONNECTIONS)
-        connection.send_request(request)
+        connection.send_request(request, tokens=self._token())
         self._sent += 1
         self._under_way.append((connection, packet.end))
 

@@ -30,6 +30,7 @@ from functools import partial
 from producers.blocks.background_commits import BackgroundCommits, BlockFailed
 from producers.blocks.block_commit import BlockCommitter
 from producers.blocks.block_stream import ACK_PACKETS, BlockStream, ChunkStream, PacketStream
+from producers.blocks.block_tokens import NO_TOKENS, TokenSource
 from producers.blocks.core.stream_recovery import OF_THE_BLOCK, GiveUp, Probe, RecoveryStep, Resume, StreamRecovery
 from producers.blocks.core.stream_window import StreamWindow
 from producers.blocks.core.topology import nearest_first, spanning_tree
@@ -54,11 +55,15 @@ class BlockWriter:
         self, location: BlockLocation, pipeline: PipelineView, datanodes: Datanodes, options: StreamOptions,
         *, failing: set[str] | None = None, still: Callable[[object], None] = lambda _: None,
         look_again: Callable[[], PipelineView] | None = None, small: SmallBlocks | None = None,
+        tokens: TokenSource = NO_TOKENS,
     ) -> None:  # fmt: skip
         """``still`` is called with what is waited for, and may raise to end the wait; ``look_again`` finds the
-        datanodes now. ``small`` writes blocks that stay small; without it each block is a stream.
+        datanodes now. ``small`` writes blocks that stay small; without it each block is a stream. ``tokens`` has what
+        allows the block to be written.
         """
         self.location = location
+        self._tokens = tokens
+        self._block = (location.container_id, location.local_id)
         self.pipeline = pipeline
         self.window = StreamWindow(options.limits(location.length))
         self.resumed = 0
@@ -74,8 +79,9 @@ class BlockWriter:
         names = [member.datanode for member in members]
         self._recovery = StreamRecovery(names, pipeline.majority, self._failing)
         self._committer = BlockCommitter(
-            location, pipeline, self._members, datanodes, options, self._failing, moved=self._moved
-        )
+            location, pipeline, self._members, datanodes, options, self._failing, moved=self._moved,
+            tokens=tokens,
+        )  # fmt: skip
         self._lock = threading.Lock()
         self._commits = BackgroundCommits(
             self.window, self._lock, self._committer, options,
@@ -180,7 +186,11 @@ class BlockWriter:
         assert small is not None  # noqa: S101 - asked by the caller
         with self._lock:
             data, checksums = list(window.unwatched()), window.checksums(length)
-        bcs_id = small.write(self.location, self.pipeline, data, checksums, self._options, self._still)
+        try:
+            token = self._tokens.of(self._block)
+        except DatanodeError:
+            return False
+        bcs_id = small.write(self.location, self.pipeline, data, checksums, self._options, self._still, token)
         if bcs_id is None:
             return False
         with self._lock:
@@ -245,6 +255,7 @@ class BlockWriter:
             stream: BlockStream = ChunkStream(
                 partial(self._datanodes.connect, primary), partition=pipeline.partition,
                 container_id=location.container_id, local_id=location.local_id, silence_ms=self._datanodes.silence_ms,
+                token=lambda: self._tokens.of(self._block),
             )  # fmt: skip
         else:
             primary = members[0]
@@ -256,7 +267,7 @@ class BlockWriter:
             )  # fmt: skip
             stream = PacketStream(
                 self._datanodes.connect(primary), opening, stream=random.randint(1, MAX_STREAM_ID),
-                silence_ms=self._datanodes.silence_ms,
+                silence_ms=self._datanodes.silence_ms, token=self._tokens.of(self._block),
             )  # fmt: skip
         try:
             stream.begin(offset)
@@ -338,6 +349,7 @@ class BlockWriter:
         """Prepare to open another stream; raises BlockFailed if that would be useless."""
         self._close_stream()
         self._still(error)
+        self._tokens.refused(self._block, error.status)
         with self._lock:
             window = self.window
             # With other errors, datanodes of earlier versions report their own progress, which says nothing of the

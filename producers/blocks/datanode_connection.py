@@ -35,7 +35,7 @@ from schemas.conversation.conversation import (
 from schemas.conversation.limits import UnreadableRecord
 from schemas.conversation.states import ConversationRole, ConversationState
 from schemas.records.datanode import Hello, StreamError
-from schemas.records.packets import Frame
+from schemas.records.packets import BLOCK_TOKENS_VERSION, Frame
 from schemas.security.certificates import ExpectedPeer, Role
 from schemas.security.tls import ProcessTls
 from schemas.security.tls_socket import TlsSocket
@@ -228,9 +228,13 @@ class DatanodeConnection:
 
     # -- requests
 
-    def send_request(self, request: Any) -> None:
-        """Send a request; the next answer belongs to the oldest request without one."""
-        self.send_parts([self.talk.request(request)])
+    def send_request(self, request: Any, *, tokens: bytes = b"") -> None:
+        """Send a request, with block tokens; the next answer belongs to the oldest request without one."""
+        self.send_parts([self.talk.request(request, tokens=self.presented(tokens))])
+
+    def presented(self, tokens: bytes) -> bytes:
+        """Return block tokens as the datanode is shown them: one of an earlier version knows none."""
+        return tokens if self.version >= BLOCK_TOKENS_VERSION else b""
 
     def answer(self, event: Event) -> Any:
         """Return the record in the answer to a request; raises DatanodeError for anything else."""

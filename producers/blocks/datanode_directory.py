@@ -56,6 +56,7 @@ class Directory:
         self._asked_at_s = float("-inf")
         self._failed_at_s = float("-inf")
         self._cluster = ""
+        self._gives_tokens: bool | None = None
         self._confirmed: dict[str, tuple[str, float]] = {}
         """Address of each datanode that could not be reached although it has not moved, and when the Object Manager
         said so (seconds).
@@ -74,6 +75,17 @@ class Directory:
         if found is None:
             raise RetryableError(NO_SUCH_PIPELINE, f"the Object Manager knows no pipeline {name!r}")
         return found
+
+    @property
+    def has_said_tokens(self) -> bool:
+        """Whether the Object Manager has said, as far as it was asked, that it gives block tokens."""
+        return bool(self._gives_tokens)
+
+    def gives_tokens(self) -> bool:
+        """Return whether the Object Manager gives block tokens; it is asked once. Nobody answers: False."""
+        if self._gives_tokens is None:
+            self.try_refresh()
+        return bool(self._gives_tokens)
 
     def cluster_name(self) -> str:
         """Return the name of the cluster, which HELLO carries to datanodes; raises as :meth:`refresh`."""
@@ -101,6 +113,7 @@ class Directory:
                     INTERNAL_ERROR, f"GET {PATH}: the answer cannot be understood: {error!r}"
                 ) from error
             self._cluster = str(answer.get("cluster", "")) or self._cluster
+            self._gives_tokens = answer.get("block_tokens") is True
             self._failed_at_s = float("-inf")
         except BaseException:
             self._failed_at_s = time.monotonic()

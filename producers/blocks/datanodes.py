@@ -112,9 +112,11 @@ class Datanodes:
                 return
         connection.close()
 
-    def ask(self, member: Member, request: Any, expect: type[Answer], *, timeout_ms: int | None = None) -> Answer:
-        """Send a request to a datanode and return its answer; raises DatanodeError."""
-        answers = self.ask_all([member], request, expect, timeout_ms=timeout_ms or self.silence_ms)
+    def ask(
+        self, member: Member, request: Any, expect: type[Answer], *, timeout_ms: int | None = None, tokens: bytes = b""
+    ) -> Answer:  # fmt: skip
+        """Send a request to a datanode, with block tokens, and return its answer; raises DatanodeError."""
+        answers = self.ask_all([member], request, expect, timeout_ms=timeout_ms or self.silence_ms, tokens=tokens)
         outcome = answers[member.datanode]
         if isinstance(outcome, DatanodeError):
             raise outcome
@@ -152,7 +154,7 @@ class Datanodes:
 
     def ask_all(
         self, members: Sequence[Member], request: Any, expect: type[Answer], *, timeout_ms: int,
-        enough: Callable[[Mapping[str, Answer | DatanodeError]], bool] = lambda _: False,
+        enough: Callable[[Mapping[str, Answer | DatanodeError]], bool] = lambda _: False, tokens: bytes = b"",
     ) -> dict[str, Answer | DatanodeError]:  # fmt: skip
         """Send one request to several datanodes at once; return the outcome of each, by name.
 
@@ -164,8 +166,8 @@ class Datanodes:
             outcomes: dict[str, Answer | DatanodeError] = {}
             try:
                 for member in members:
-                    self._begin(member, request, asked, outcomes, timeout_ms=timeout_ms)
-                self._collect(members, request, expect, timeout_ms, enough, asked, outcomes)
+                    self._begin(member, request, asked, outcomes, timeout_ms=timeout_ms, tokens=tokens)
+                self._collect(members, request, expect, timeout_ms, enough, asked, outcomes, tokens)
             finally:
                 for connection in asked.values():
                     connection.close()
@@ -178,26 +180,26 @@ class Datanodes:
 
     def _begin(
         self, member: Member, request: Any, asked: dict[str, DatanodeConnection], outcomes: dict[str, Any], *,
-        timeout_ms: int, fresh: bool = False,
+        timeout_ms: int, tokens: bytes, fresh: bool = False,
     ) -> None:  # fmt: skip
         connection = None
         try:
             connection = self.borrow(member, fresh=fresh, timeout_ms=timeout_ms)
             connection.doing = type(request).__name__
-            connection.send_request(request)
+            connection.send_request(request, tokens=tokens)
             asked[member.datanode] = connection
         except DatanodeError as error:
             if connection is not None:
                 connection.close()
                 if connection.used and not fresh:
-                    self._begin(member, request, asked, outcomes, timeout_ms=timeout_ms, fresh=True)
+                    self._begin(member, request, asked, outcomes, timeout_ms=timeout_ms, tokens=tokens, fresh=True)
                     return
             outcomes[member.datanode] = error
 
     def _collect(
         self, members: Sequence[Member], request: Any, expect: type[Answer], timeout_ms: int,
         enough: Callable[[Mapping[str, Answer | DatanodeError]], bool], asked: dict[str, DatanodeConnection],
-        outcomes: dict[str, Answer | DatanodeError],
+        outcomes: dict[str, Answer | DatanodeError], tokens: bytes,
     ) -> None:  # fmt: skip
         named = {member.datanode: member for member in members}
         deadline_s = time.monotonic() + timeout_ms / 1000
@@ -218,7 +220,9 @@ class Datanodes:
                     if has_ended or error.status in {TIMED_OUT, BAD_FRAME}:
                         connection.close()
                         if has_ended and reused:
-                            self._begin(named[name], request, asked, outcomes, timeout_ms=timeout_ms, fresh=True)
+                            self._begin(
+                                named[name], request, asked, outcomes, timeout_ms=timeout_ms, tokens=tokens, fresh=True
+                            )  # fmt: skip
                             continue
                     else:
                         self.give_back(connection)

@@ -28,7 +28,7 @@ from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.datanodes import Datanodes
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import DatanodeError
-from schemas.codecs.codec import encode
+from schemas.conversation.conversation import with_tokens
 from schemas.records.datanode import Member, OpenBlocks, WholeBlock, WriteBlocks
 from schemas.records.packets import CELL_BYTES
 from schemas.records.rows import BlockLocation
@@ -60,6 +60,8 @@ class WaitingBlock:
     block: WholeBlock
     data: Sequence[bytes | bytearray | memoryview]
     done: Future[int | None]
+    token: bytes = field(default=b"", repr=False)
+    """What allows the block to be written, where that is demanded."""
 
     @property
     def length(self) -> int:
@@ -84,7 +86,7 @@ class SmallBlocks:
 
     def write(
         self, location: BlockLocation, pipeline: PipelineView, data: Sequence[bytes | bytearray | memoryview],
-        checksums: bytes, options: StreamOptions, still: Callable[[object], None],
+        checksums: bytes, options: StreamOptions, still: Callable[[object], None], token: bytes = b"",
     ) -> int | None:  # fmt: skip
         """Write a whole block; return the index of the entry that committed it, None if that did not go well.
 
@@ -99,7 +101,7 @@ class SmallBlocks:
             members=pipeline.members, rack=options.rack, topology=options.topology,
             watch_timeout_ms=options.watch_timeout_ms,
         )  # fmt: skip
-        waiting = WaitingBlock(block, data, Future())
+        waiting = WaitingBlock(block, data, Future(), token)
         with self._lock:
             if not self._batches.takes(way, time.monotonic()):
                 return None
@@ -153,7 +155,8 @@ class SmallBlocks:
             partition=way.partition, bytes_per_checksum=CELL_BYTES, watch_timeout_ms=way.watch_timeout_ms,
             blocks=[one.block for one in batch], routes=spanning_tree(way.members, root.datanode, way.topology),
         )  # fmt: skip
-        request = WriteBlocks(opening=encode(opening), data=b"".join(part for one in batch for part in one.data))
+        opened = with_tokens(opening, b"".join(one.token for one in batch))
+        request = WriteBlocks(opening=opened, data=b"".join(part for one in batch for part in one.data))
         self.batches += 1
         answer = self._datanodes.ask_small(root, request)
         if len(answer.outcomes) != len(batch):

@@ -114,7 +114,8 @@ def _reader(client: Client, info: KeyInfo, replica: int) -> KeyReader | InlineRe
     if info.inline:
         _, data = client.reads.key_with_bytes(info.volume, info.bucket, info.key)
         return InlineReader(data or b"")
-    return KeyReader(client.streams, info.blocks, replica=replica)
+    tokens = client.streams.tokens_to_read((info.volume, info.bucket, info.key))
+    return KeyReader(client.streams, info.blocks, replica=replica, tokens=tokens)
 
 
 def _read(client: Client, info: KeyInfo, replica: int, found: ReadBack, lock: threading.Lock) -> None:

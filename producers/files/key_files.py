@@ -26,6 +26,7 @@ from producers.files.inline_keys import InlineReader, InlineWriter
 from producers.files.key_reader import KeyReader
 from producers.files.key_streams import KeyStreams
 from producers.files.key_writer import KeyWriter, Requester, WriteStatistics
+from producers.reads.read_views import TokenGrant
 from producers.reads.reads import CONSISTENCIES, DEFAULT_CONSISTENCY, Consistency, Reads
 from producers.requests import arguments
 from schemas.records.rows import BlockLocation, KeyInfo
@@ -87,11 +88,22 @@ def open_file(
     consistency: Consistency = DEFAULT_CONSISTENCY,
 ) -> KeyInput:  # fmt: skip
     """Open a key to read it; ``client.open(path)`` calls this."""
-    view, data = reads.key_with_bytes(*split_path(path), consistency=consistency)
+    place = split_path(path)
+    grant: TokenGrant | None = None
+    if streams.directory.has_said_tokens and not reads.has_door:
+        view, data, grant = reads.key_to_read(*place, consistency=consistency, with_bytes=True)
+    else:
+        view, data = reads.key_with_bytes(*place, consistency=consistency)
+        if data is None and view.info.blocks and streams.directory.gives_tokens():
+            # Row and tokens of one moment: the key may just have been replaced.
+            view, data, grant = reads.key_to_read(*place, consistency=consistency, with_bytes=True)
     info = view.info
     if data is not None:
         return KeyInput(InlineReader(data), path, info)
-    return KeyInput(KeyReader(streams, info.blocks, options=options), path, info)
+    tokens = streams.tokens_to_read(place)
+    if grant is not None:
+        tokens.take(grant)
+    return KeyInput(KeyReader(streams, info.blocks, options=options, tokens=tokens), path, info)
 
 
 class KeyOutput(io.BufferedIOBase):

@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 
 from producers.blocks.block_commit import NOT_REACHED
+from producers.blocks.block_tokens import NO_TOKENS, TokenSource
 from producers.blocks.core.topology import nearest_first
 from producers.blocks.datanode_connection import DatanodeConnection
 from producers.blocks.datanode_directory import PipelineView
@@ -53,14 +54,15 @@ class KeyReader:
 
     def __init__(
         self, streams: KeyStreams, blocks: Sequence[BlockLocation], *, options: StreamOptions | None = None,
-        replica: int | None = None,
+        replica: int | None = None, tokens: TokenSource = NO_TOKENS,
     ) -> None:  # fmt: skip
-        """Read with ``options``.
+        """Read with ``options``; ``tokens`` has what allows the blocks to be read.
 
         ``replica`` is an index among a pipeline's members: with it, only that replica of each block is read.
         """
         self._streams = streams
         self._replica = replica
+        self._tokens = tokens
         self._options = options or streams.options
         self._blocks = list(blocks)
         self.size = sum(block.length for block in self._blocks)
@@ -96,7 +98,7 @@ class KeyReader:
         if location.bcs_id == NEVER_WRITTEN:
             where = f"block {location.container_id}/{location.local_id}"
             raise RequestFailed(NOT_COMMITTED, f"{where} was never written: the key was committed with metadata alone")
-        found = self._block = _BlockReader(self._streams, location, self._options, self._replica)
+        found = self._block = _BlockReader(self._streams, location, self._options, self._replica, self._tokens)
         return found
 
     def close(self) -> None:
@@ -110,9 +112,12 @@ class _BlockReader:
     """Reads one block."""
 
     def __init__(
-        self, streams: KeyStreams, location: BlockLocation, options: StreamOptions, replica: int | None
-    ) -> None:
+        self, streams: KeyStreams, location: BlockLocation, options: StreamOptions, replica: int | None,
+        tokens: TokenSource,
+    ) -> None:  # fmt: skip
         self.location = location
+        self._tokens = tokens
+        self._name = (location.container_id, location.local_id)
         self._replica = replica
         self._streams = streams
         self._options = options
@@ -202,6 +207,9 @@ class _BlockReader:
     ) -> DatanodeError | None:
         """As :meth:`_try_replica`, and remember which replica answered."""
         error = self._try_replica(pipeline, member, cell, wanted_end, salvage=salvage)
+        if error is not None and self._tokens.refused(self._name, error.status):
+            self._drop()
+            error = self._try_replica(pipeline, member, cell, wanted_end, salvage=salvage)
         if error is None:
             self._preferred = member
             return None
@@ -223,12 +231,16 @@ class _BlockReader:
         self._ahead = min(2 * self._ahead, self._options.read_ahead_bytes) if reads_on else FIRST_READ_BYTES
         end = min(max(wanted_end, cell + self._ahead), self.location.length)
         request = self._request(pipeline.partition, cell, end - cell, salvage=salvage)
+        try:
+            token = self._tokens.of(self._name)
+        except DatanodeError as error:
+            return error
         for fresh in (False, True):
             connection: DatanodeConnection | None = None
             try:
                 connection = self._streams.datanodes.borrow(member, fresh=fresh)
                 connection.doing = f"{type(request).__name__} of {self.location.container_id}/{self.location.local_id}"
-                connection.send_request(request)
+                connection.send_request(request, tokens=token)
             except DatanodeError as error:
                 if connection is not None:
                     connection.close()

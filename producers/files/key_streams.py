@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 
+from producers.blocks.block_tokens import KeyTokens
 from producers.blocks.datanode_directory import Directory
 from producers.blocks.datanodes import Datanodes
 from producers.blocks.small_blocks import SmallBlocks
@@ -35,6 +36,7 @@ class KeyStreams:
         self.options = options or StreamOptions()
         self.spans = spans
         self.directory = Directory(reads)
+        self._reads = reads
         self.inline_limit = InlineLimit()
         """Up to which size the cluster keeps keys in its tables, as far as known."""
         self._lock = threading.Lock()
@@ -63,6 +65,16 @@ class KeyStreams:
             if self._small is None:
                 self._small = SmallBlocks(datanodes)
             return self._small
+
+    def tokens_to_write(self, place: tuple[str, str, str], session_id: int) -> KeyTokens:
+        """Return where the tokens come from for the blocks of a key (volume, bucket, key) that is being written."""
+        return KeyTokens(
+            lambda: self._reads.open_key_tokens(*place, session_id=session_id), self.directory.gives_tokens
+        )
+
+    def tokens_to_read(self, place: tuple[str, str, str]) -> KeyTokens:
+        """Return where the tokens come from for the blocks of a key that is read."""
+        return KeyTokens(lambda: self._reads.key_to_read(*place)[2], self.directory.gives_tokens)
 
     def close(self) -> None:
         """Close the connections."""

@@ -158,6 +158,7 @@ class KeyWriter:
             self._span.ended(error)
             raise
         self._session_id = session.session_id
+        self._tokens = streams.tokens_to_write(place, session.session_id)
         self._spare = list(session.blocks)
         """Blocks that were allocated with the key and not used yet."""
         self._done: list[BlockLocation] = []
@@ -332,6 +333,7 @@ class KeyWriter:
         block = BlockWriter(
             location, pipeline, self._streams.datanodes, self._options, still=self._still,
             look_again=partial(self._streams.directory.current, pipeline), small=self._streams.small_blocks,
+            tokens=self._tokens,
         )  # fmt: skip
         self._live.append(block)
         datanodes = ",".join(member.datanode for member in pipeline.members)

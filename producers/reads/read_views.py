@@ -6,7 +6,7 @@ What belongs here: the values, and the walk from page to page. ``producers.reads
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from schemas.records.record import record
@@ -49,6 +49,18 @@ class SnapshotDiffEntry:
     kind: str
     key: str
     to_key: str | None = None
+
+
+BlockName = tuple[int, int]
+"""Container and local id of a block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenGrant:
+    """The tokens of a key's blocks, as a node gave them; ``lasts_ms`` is how long they last from then on."""
+
+    tokens: Mapping[BlockName, bytes] = field(repr=False)
+    lasts_ms: int
 
 
 Row = TypeVar("Row", bound=VolumeInfo | BucketInfo | KeyInfo | SnapshotInfo | SnapshotDiffEntry)

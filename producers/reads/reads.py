@@ -41,6 +41,7 @@ from producers.reads.read_views import (
     Row,
     SnapshotDiffEntry,
     SnapshotView,
+    TokenGrant,
     View,
     VolumeView,
 )
@@ -77,6 +78,8 @@ REQUEST_TIMEOUT_MS = 10_000
 """Longest time for a node's answer before the next node is asked."""
 CONNECT_TIMEOUT_MS = 2_000
 """Longest time for a node to accept a connection: a node that listens accepts at once."""
+TOKENS_DEADLINE_MS = 10_000
+"""Longest time for the question for a key's block tokens: a stream may wait meanwhile."""
 MIN_ASK_S = 0.1
 """A node's shortest time for an answer, even at the deadline, so that the error names its fault."""
 
@@ -150,6 +153,31 @@ class Reads:
                 INTERNAL_ERROR, f"/{volume}/{bucket}/{key} has {view.info.size} bytes, and the node found {found}"
             )
         return view, data
+
+    @property
+    def has_door(self) -> bool:
+        """Whether keys are looked up by the direct door first."""
+        return self._look_up is not None
+
+    def key_to_read(
+        self, volume: str, bucket: str, key: str, *, consistency: Consistency = DEFAULT_CONSISTENCY,
+        with_bytes: bool = False,
+    ) -> tuple[KeyView, bytes | None, TokenGrant | None]:  # fmt: skip
+        """Read a key over HTTP, ``with_bytes`` those of an inline key too, and the block tokens to read its blocks.
+
+        The tokens are None if no node gives any.
+        """
+        parameters = {"name": arguments.text("key", key), "tokens": "true"}
+        answer = self._checked_get(
+            f"{_bucket_path(volume, bucket)}/key", parameters | ({"bytes": "true"} if with_bytes else {}), consistency
+        )
+        return _view(KeyInfo, answer), _bytes_of(answer) if with_bytes else None, _grant(answer)
+
+    def open_key_tokens(self, volume: str, bucket: str, key: str, *, session_id: int) -> TokenGrant | None:
+        """Return the block tokens to write the blocks of a session of this client; None if no node gives any."""
+        parameters = {"name": key, "session_id": str(session_id), "tokens": "true"}
+        path = f"{_bucket_path(volume, bucket)}/open-key"
+        return _grant(self.get(path, parameters, "session", deadline_ms=TOKENS_DEADLINE_MS))
 
     def _key(
         self, volume: str, bucket: str, key: str, consistency: Consistency, *, with_bytes: bool
@@ -552,6 +580,20 @@ def _bytes_of(value: dict[str, Any]) -> bytes | None:
         return None if value.get("data") is None else b64decode(value["data"], validate=True)
     except (ValueError, TypeError) as error:
         raise RequestFailed(INTERNAL_ERROR, f"a node's answer has bytes that cannot be read: {error}") from error
+
+
+def _grant(value: dict[str, Any]) -> TokenGrant | None:
+    """Return the block tokens in an answer that has blocks; raises RequestFailed for what is none."""
+    given = value.get("block_tokens")
+    if given is None:
+        return None
+    try:
+        blocks = [(int(block["container_id"]), int(block["local_id"])) for block in value["blocks"]]
+        tokens = [bytes.fromhex(token) for token in given["tokens"]]
+        return TokenGrant(tokens=dict(zip(blocks, tokens, strict=True)), lasts_ms=int(given["lasts_ms"]))
+    except (KeyError, TypeError, ValueError):
+        # Without the value: it may have tokens.
+        raise RequestFailed(INTERNAL_ERROR, "a node's answer has block tokens that cannot be read") from None
 
 
 def _positions(value: dict[str, Any]) -> dict[int, int]:

@@ -52,7 +52,7 @@ TOP_LEVEL: tuple[type, ...] = (
     datanode.ReadBlock, datanode.SalvageBlock,
     datanode.WriteChunk, datanode.ChunkWritten, datanode.DeleteBlocks, datanode.BlocksDeleted, datanode.OpenPipeline,
     datanode.ClosePipeline, datanode.CloseContainer, datanode.FetchContainer, datanode.ListContainer,
-    datanode.ContainerBlocks, datanode.Forwarded, datanode.Accepted, datanode.StreamError, datanode.Heartbeat,
+    datanode.ContainerBlocks, datanode.Forwarded, datanode.TokenedRequest, datanode.BlockTokenKeys, datanode.Accepted, datanode.StreamError, datanode.Heartbeat,
     datanode.BlockReport, datanode.BlockRow, datanode.PipelineRow, datanode.ContainerRow,
     door.DoorLeaders, door.DoorRead, door.DoorRows,
 )  # fmt: skip

@@ -20,7 +20,7 @@ from typing import Any
 from schemas.codecs.codec import encode
 from schemas.conversation.limits import UnreadableRecord, record_of
 from schemas.conversation.states import ANSWERS, TABLE, WORDS, ConversationRole, ConversationState, Way, Word
-from schemas.records.datanode import Hello, ReadBlock, SalvageBlock, StreamError
+from schemas.records.datanode import Hello, ReadBlock, SalvageBlock, StreamError, TokenedRequest
 from schemas.records.packets import (
     MAX_PAYLOAD_BYTES,
     MIN_VERSION,
@@ -117,6 +117,12 @@ def own_hello(name: str, cluster: str) -> Hello:
     return Hello(
         peer=name, cluster=cluster, min_version=MIN_VERSION, max_version=VERSION, max_payload_bytes=MAX_PAYLOAD_BYTES
     )
+
+
+def with_tokens(request: Any, tokens: bytes) -> bytes:
+    """Return a record as it is sent with block tokens; without any it is sent as it is. Raises Unencodable."""
+    encoded = encode(request)
+    return encode(TokenedRequest(tokens=tokens, request=encoded)) if tokens else encoded
 
 
 def judge_hello(hello: Hello, cluster: str, *, datanode: str = "", cluster_needed: bool = False) -> int:
@@ -274,13 +280,13 @@ class Conversation:
         """Return this side's HELLO."""
         return self.say(Kind.HELLO, encode(self._hello))
 
-    def request(self, request: Any, *, sequence: int = 0) -> bytes:
-        """Return the REQUEST of a record.
+    def request(self, request: Any, *, sequence: int = 0, tokens: bytes = b"") -> bytes:
+        """Return the REQUEST of a record, with the block tokens that allow it.
 
         The answer is PeerAnswered or PeerRefused; to a request for bytes, DATA frames, then END or PeerRefused. The
         answer repeats ``sequence``. Raises Unencodable.
         """
-        payload = encode(request)
+        payload = with_tokens(request, tokens)
         self._step(Kind.REQUEST, sequence, reads=isinstance(request, ReadBlock | SalvageBlock))
         return encode_frame(Kind.REQUEST, payload, sequence=sequence)
 

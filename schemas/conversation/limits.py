@@ -16,13 +16,15 @@ from typing import Any
 
 from schemas.codecs.codec import HEADER_BYTES, Undecodable, decode
 from schemas.codecs.registry import MARKER, registry
+from schemas.records.datanode import TokenedRequest
 from schemas.records.packets import MAX_RECORD_BYTES, Frame, Kind
 
-LARGE_REQUESTS = frozenset({"PutBlock", "WriteChunk", "Forwarded", "WriteBlocks"})
+LARGE_INNER = frozenset({"PutBlock", "WriteChunk"})
+LARGE_REQUESTS = LARGE_INNER | {"Forwarded", "WriteBlocks", "TokenedRequest"}
 LARGE_ANSWERS = frozenset({"BlockInfo", "ContainerBlocks"})
-"""Records that contain bytes of blocks, or checksums, and may therefore fill a frame. Decoded, they take about as much
-memory as encoded (rows of ContainerBlocks take more, but only datanodes that were asked send them). All other records
-take many times as much decoded, and are limited to MAX_RECORD_BYTES.
+"""Records that contain bytes of blocks, or checksums, and may therefore fill a frame; LARGE_INNER also with tokens
+beside them. Decoded, they take about as much memory as encoded (rows of ContainerBlocks take more, but only datanodes
+that were asked send them). All other records take many times as much decoded, and are limited to MAX_RECORD_BYTES.
 """
 _NONE: frozenset[str] = frozenset()
 LARGE_BY_KIND: Mapping[Kind, frozenset[str]] = {
@@ -62,3 +64,16 @@ def record_of(frame: Frame, *types: type) -> Any:
         wanted = " or ".join(cls.__name__ for cls in types)
         raise UnreadableRecord(f"payload of {kind.name} is a {type(value).__name__}, not a {wanted}")
     return value
+
+
+def without_tokens(value: Any) -> tuple[Any, bytes]:
+    """Return the request in a TokenedRequest, and its block tokens; any other record as it is, without tokens.
+
+    Raises UnreadableRecord if the request cannot be read, or has tokens again.
+    """
+    if not isinstance(value, TokenedRequest):
+        return value, b""
+    inner = decode_within(value.request, "request with block tokens", LARGE_INNER)
+    if isinstance(inner, TokenedRequest):
+        raise UnreadableRecord("request with block tokens: it has tokens again")
+    return inner, value.tokens

@@ -7,6 +7,8 @@ and sizes are in bytes.
 
 from __future__ import annotations
 
+from dataclasses import field
+
 from schemas.records.record import record
 
 MAX_REPORTED_CONTAINERS = 1000
@@ -353,6 +355,34 @@ class Forwarded:
 
     by: str
     request: bytes
+
+
+@record
+class TokenedRequest:
+    """A request, or an opening, with the block tokens that allow it (``schemas.access.block_tokens``)."""
+
+    tokens: bytes
+    request: bytes
+
+
+@record
+class BlockTokenKey:
+    """A key of block tokens, with its id and its last moment in ms since the epoch."""
+
+    key_id: int
+    key: bytes = field(repr=False)
+    until_ms: int
+
+
+@record
+class BlockTokenKeys:
+    """From the Object Manager: the keys of block tokens that are valid; without any, no tokens are issued yet.
+
+    ``newest`` is the id of the newest one, 0 without any. It travels in TLS alone.
+    """
+
+    newest: int
+    keys: list[BlockTokenKey]
 
 
 @record

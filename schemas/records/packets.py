@@ -34,11 +34,13 @@ from schemas.records.record import record
 
 FRAME_VERSION = 1
 """Version of the header's layout, as each frame carries it."""
-VERSION = 2
+VERSION = 3
 MIN_VERSION = 1
 """Versions of the conversation that this software speaks, highest and lowest, as HELLO carries them."""
 SMALL_BLOCKS_VERSION = 2
 """From this version on, a datanode knows WriteBlocks, PutBlocks and WatchBlocks."""
+BLOCK_TOKENS_VERSION = 3
+"""From this version on, a datanode knows TokenedRequest and BlockTokenKeys."""
 
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024 + 64 * 1024
 """Largest payload: a chunk of the old way, and what its record adds."""

@@ -53,6 +53,7 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
         auth=_auth(settings, own),
         secret=settings.secret(),
         tls=server_tls(settings),
+        block_tokens=has_block_tokens(settings),
         http_hosts=settings.own_hosts(),
         log_level=settings.log_level,
         log_format=settings.log_format,
@@ -65,6 +66,19 @@ def server_tls(settings: Settings) -> ProcessTls | None:
     if settings.tls_ca_file is not None and settings.tls_certificate_file is None:
         raise UsageError("setting 'tls_ca_file' is given, and a node or datanode needs 'tls_certificate_file' with it")
     return settings.tls()
+
+
+def has_block_tokens(settings: Settings) -> bool:
+    """Return whether nodes give block tokens and datanodes demand them; raises UsageError for that without TLS."""
+    speaks_tls = settings.tls_ca_file is not None
+    if settings.block_tokens and not speaks_tls:
+        raise UsageError(
+            "setting 'block_tokens' is true, and 'tls_ca_file' is not given: keys of block tokens travel in TLS alone, "
+            "and who listens to a plain connection has the tokens"
+        )
+    if settings.block_tokens is not None:
+        return settings.block_tokens
+    return speaks_tls and (bool(settings.secure) or settings.auth == "signed")
 
 
 def _auth(settings: Settings, own: NodeAddress) -> str:
@@ -141,6 +155,7 @@ def datanode_config(settings: Settings, name: str) -> DatanodeConfig:
         **_log_keeping(settings),
         secret=settings.secret(),
         tls=server_tls(settings),
+        block_tokens=has_block_tokens(settings),
         http_hosts=settings.own_hosts(),
         log_level=settings.log_level,
         log_format=settings.log_format,

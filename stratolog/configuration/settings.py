@@ -208,6 +208,11 @@ class Settings:
     """
     auth_none_anywhere: bool | None = _setting(values.boolean, default=None)
     """Whether nodes run with ``auth = none`` also where other machines reach them. Unset: they do not start there."""
+    block_tokens: bool | None = _setting(values.boolean, default=None)
+    """Whether nodes give, and datanodes demand, a token for each block that a client writes or reads; TLS is needed.
+
+    Unset: they do in a secure local stack, and where TLS is spoken and ``auth`` is ``signed``.
+    """
     credentials_file: Path | None = _setting(values.path, default=None)
     """File with a user's credentials, which the command signs with.
 

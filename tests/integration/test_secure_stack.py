@@ -40,6 +40,7 @@ from stratolog.security.authority import open_authority
 from stratolog.security.key_encryption import KeyEncryption
 from stratolog.security.private_files import write_private
 from tests.support.local.secure_stack import SecureStack, read_error, secure_settings, write_error
+from tests.support.local.tokened_stack import check_block_tokens
 
 pytestmark = pytest.mark.integration
 
@@ -68,6 +69,10 @@ def test_a_user_writes_a_key_and_reads_it(secure):
                 file.write(content)
             with client.open(f"/vol1/bucket1/{name}") as file:
                 assert file.read() == content
+
+
+def test_block_tokens_are_demanded_and_a_roll_ends_those_of_before(secure):
+    check_block_tokens(secure)
 
 
 def test_a_user_writes_requests_and_reads_his_own_responses_alone(secure):

@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping
 from datanode_processors.errors import BlockError
 from schemas import stream_errors
 from schemas.records.datanode import (
+    BlockTokenKeys,
     CloseContainer,
     ClosePipeline,
     DeleteBlocks,
@@ -48,6 +49,7 @@ MAY: Mapping[type, frozenset[Role]] = {
     CloseContainer: _OM,
     FetchContainer: _OM,
     DeleteBlocks: _OM,
+    BlockTokenKeys: _OM,
     Forwarded: _DATANODE,
     OpenStream: _WRITERS | _DATANODE,
     PutBlock: _WRITERS,
@@ -62,6 +64,8 @@ MAY: Mapping[type, frozenset[Role]] = {
     ListContainer: frozenset({Role.DATANODE, Role.ADMIN}),
 }
 """Roles that may send a request."""
+NEEDS_NO_TOKEN = frozenset({Role.OM, Role.DATANODE, Role.ADMIN})
+"""Roles that need no block tokens: what they may ask for, they may ask for about every block (decision 0074)."""
 
 
 def check_request(identity: PeerIdentity | None, request: object) -> None:

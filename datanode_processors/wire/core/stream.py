@@ -5,8 +5,9 @@ Rules
        primary). Every child is one of them, has one parent, and is reached from the root. This datanode is among them.
        Any other routes are refused whole.
     2. OPEN is acknowledged once this node has its block open and every child has acknowledged OPEN.
-    3. Packets lie one after the other from OPEN's offset on, their sequence numbers rise, and no more than the window
-       is in flight. A packet that does not fit ends the stream (OUT_OF_ORDER): nothing after it is stored.
+    3. Packets lie one after the other from OPEN's offset on, up to the length of the block's token, their sequence
+       numbers rise, and no more than the window is in flight. A packet that does not fit ends the stream
+       (OUT_OF_ORDER): nothing after it is stored.
     4. A node acknowledges what it and everyone below has: the least of its own offset and its children's, which never
        falls. A child that acknowledges what it was not sent, or takes back what it had acknowledged, has failed.
     5. END carries the offset at which the stream stands. It is acknowledged, with its own sequence number and the
@@ -139,7 +140,10 @@ def check_open(request: OpenStream) -> None:
 class StreamState:
     """One stream at one datanode, from OPEN to the acknowledgement of END."""
 
-    def __init__(self, request: OpenStream, sequence: int, place: Place) -> None:
+    def __init__(
+        self, request: OpenStream, sequence: int, place: Place, *, limit_bytes: int = MAX_BLOCK_BYTES
+    ) -> None:  # fmt: skip
+        """``limit_bytes`` is the largest offset that the stream may reach."""
         self.place = place
         self.received = request.offset
         """Where the next packet must lie."""
@@ -149,6 +153,7 @@ class StreamState:
         """Sequence number of the last frame before END that was taken."""
         self.end: FrameHeader | None = None
         self._window = request.window_bytes
+        self._limit_bytes = limit_bytes
         self._stored = request.offset
         self._flushed = False
         self._opened: set[str] = set()
@@ -183,8 +188,8 @@ class StreamState:
         end = header.offset + header.length
         if not header.length:
             raise self._out_of_order(f"DATA {header.sequence} is empty")
-        if end > MAX_BLOCK_BYTES:
-            raise self._out_of_order(f"DATA {header.sequence} ends at {end}; a block has at most {MAX_BLOCK_BYTES}")
+        if end > self._limit_bytes:
+            raise self._too_long(header, end)
         if end - self.acknowledged > self._window + MAX_PACKET_BYTES:
             raise self._out_of_order(
                 f"DATA {header.sequence} ends at {end}, but only {self.acknowledged} is acknowledged and the window is"
@@ -192,6 +197,15 @@ class StreamState:
             )
         self.received = end
         self.sequence = header.sequence
+
+    def _too_long(self, header: FrameHeader, end: int) -> BlockError:
+        if self._limit_bytes < MAX_BLOCK_BYTES:
+            return BlockError(
+                stream_errors.BLOCK_TOKEN_INVALID,
+                f"DATA {header.sequence} ends at {end}; the stream's block token is for {self._limit_bytes} bytes",
+                offset=self.everyone,
+            )
+        return self._out_of_order(f"DATA {header.sequence} ends at {end}; a block has at most {MAX_BLOCK_BYTES}")
 
     def on_end(self, header: FrameHeader) -> None:
         """Take END's header; raises OUT_OF_ORDER if its offset is not where the stream stands."""

@@ -40,6 +40,7 @@ from schemas.stream_errors import (
     PIPELINE_CLOSED,
     STOPPING,
     TIMED_OUT,
+    TOKEN_REFUSALS,
 )
 from schemas.transitions import NoSuchTransition
 
@@ -74,6 +75,7 @@ STATUSES: Mapping[str, ErrorKind] = {
     UNREACHABLE: ErrorKind.UNREACHABLE,
     DOWNSTREAM_FAILED: ErrorKind.BELOW,
     BAD_FRAME: ErrorKind.PASSING,
+    **dict.fromkeys(TOKEN_REFUSALS, ErrorKind.PASSING),
     OVERLOADED: ErrorKind.PASSING,
     STOPPING: ErrorKind.PASSING,
 }

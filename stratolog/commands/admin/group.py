@@ -16,6 +16,7 @@ from stratolog.commands.admin.secret import make_cluster_secret
 from stratolog.commands.brokers import kafka_user
 from stratolog.commands.certificates import certificate, keys
 from stratolog.commands.identity import users
+from stratolog.commands.identity.block_tokens import register as register_block_tokens
 
 
 def register(app: typer.Typer) -> None:
@@ -38,6 +39,7 @@ def register(app: typer.Typer) -> None:
     fleet.register(group)
     kafka_user.register(group)
     users.register(group)
+    register_block_tokens(group)
     certificate.register(group)
     keys.register(group)
     app.add_typer(group, name="admin")

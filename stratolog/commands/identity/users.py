@@ -17,6 +17,7 @@ from stratolog.commands.common.output import console, print_json, print_table
 from stratolog.commands.common.waiting import waiting
 from stratolog.configuration.credentials import write_credentials
 from stratolog.configuration.settings import Settings
+from stratolog.errors import UsageError
 
 if TYPE_CHECKING:
     from schemas.records.messages import RequestBody
@@ -55,6 +56,7 @@ def add(
     """Make a user, and a file with its credentials, which nobody but the file's owner may read."""
     from schemas.records.identity import CreateUser
 
+    _check_name(user)
     settings = connected_settings_of(context)
     body = CreateUser(user=user, administrator=administrator, groups=list(group or ()))
     _with_new_secret(settings, user, body, file, "is made", as_json)
@@ -73,9 +75,18 @@ def rotate(
     """Give a user a new secret, in a new file. The one of before, and tokens made with it, are taken for a while."""
     from schemas.records.identity import RotateUser
 
+    _check_name(user)
     settings = connected_settings_of(context)
     body = RotateUser(user=user, overlap_ms=1000 * overlap)
     _with_new_secret(settings, user, body, file, "has a new secret", as_json)
+
+
+def _check_name(user: str) -> None:
+    """Raise UsageError for the name that stands for the keys of block tokens."""
+    from schemas.access.block_tokens import TOKEN_KEYS_USER
+
+    if user == TOKEN_KEYS_USER:
+        raise UsageError(f"{user} has the keys of block tokens, and is nobody: 'stratolog admin block-tokens roll'")
 
 
 def _with_new_secret(
@@ -99,6 +110,7 @@ def remove(context: typer.Context, user: User, *, as_json: JsonOption = False) -
     """Forget a user and its delegation tokens. What it owns stays, under its name."""
     from schemas.records.identity import RemoveUser
 
+    _check_name(user)
     index = _ask(connected_settings_of(context), RemoveUser(user=user), as_json)
     if as_json:
         print_json({"user": user, "index": index})
@@ -116,9 +128,12 @@ def _ask(settings: Settings, body: RequestBody, as_json: bool) -> int:
 
 def list_users(context: typer.Context, *, as_json: JsonOption = False) -> None:
     """List the users."""
+    from schemas.access.block_tokens import TOKEN_KEYS_USER
+
     settings = connected_settings_of(context)
     with reads_of(settings) as reads:
-        found: list[dict[str, Any]] = reads.get("/v1/users", {}, "linearizable")["users"]
+        users: list[dict[str, Any]] = reads.get("/v1/users", {}, "linearizable")["users"]
+    found = [one for one in users if one["user"] != TOKEN_KEYS_USER]
     if as_json:
         for one in found:
             print_json(one)

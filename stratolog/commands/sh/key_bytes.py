@@ -180,7 +180,7 @@ def _opened(settings: Settings, address: Address) -> Iterator[KeyInput]:
 
     check_log(settings)
     with reads_of(settings) as reads:
-        streams = KeyStreams(reads, stream_options(settings))
+        streams = KeyStreams(reads, stream_options(settings), tls=settings.tls())
         try:
             with open_file(reads, streams, str(address)) as key:
                 yield key

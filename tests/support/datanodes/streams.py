@@ -25,6 +25,7 @@ from datanode_processors.blocks.blocks_together import BlocksTogether
 from datanode_processors.blocks.containers import CONTAINERS, block_name
 from datanode_processors.blocks.fsync import NEVER
 from datanode_processors.errors import BlockError
+from datanode_processors.tokens.guard import BlockTokenGuard
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.ports import Readable
 from datanode_processors.wire.server import StreamServer
@@ -32,7 +33,7 @@ from datanode_processors.wire.wire import Wire, WireClosed, connect, failure, re
 from datanode_processors.wire.wire_tls import WireTls
 from schemas import stream_errors
 from schemas.codecs.codec import encode
-from schemas.conversation.conversation import ConversationFailed, PeerGreeted, PeerRefused, own_hello
+from schemas.conversation.conversation import ConversationFailed, PeerGreeted, PeerRefused, own_hello, with_tokens
 from schemas.conversation.states import ConversationRole
 from schemas.records.datanode import (
     Accepted,
@@ -158,18 +159,21 @@ class Datanode:
 
     def __init__(
         self, name: str, folder: Path, limits: WireLimits | None = None, fsync: str = NEVER,
-        tls: WireTls | None = None,
+        tls: WireTls | None = None, block_tokens: bool = False,
     ) -> None:  # fmt: skip
+        """With ``block_tokens`` clients need some; ``tokens`` is what judges them, and waits for keys for a moment."""
         self.name = name
         self.folder = folder / name
         self.folder.mkdir(parents=True, exist_ok=True)
         self.store = BlockStore(self.folder, fsync=fsync)
         self.pipelines = Taking()
         self.notes: list[str] = []
+        self.now_ms = int(time.time() * 1000)
+        self.tokens = BlockTokenGuard(lambda: self.now_ms, self._note, wait_s=0.5) if block_tokens else None
         self.server = StreamServer(
             name=name, cluster=CLUSTER, host="127.0.0.1", port=0, blocks=self.store, pipelines=self.pipelines,
             note=self._note, limits=limits or WireLimits(stop_grace_s=0.2), small_blocks=BlocksTogether(self.store),
-            tls=tls,
+            tls=tls, block_tokens=self.tokens,
         )  # fmt: skip
         self.address = f"127.0.0.1:{self.server.port}"
 
@@ -319,13 +323,15 @@ class Client:
             if frame.header.sequence == self.sequence:
                 return read_record(frame) if frame.header.length else None
 
-    def open(self, routes: Sequence[Route], *, block: int = 1, offset: int = 0, **changes: Any) -> None:
+    def open(
+        self, routes: Sequence[Route], *, block: int = 1, offset: int = 0, tokens: bytes = b"", **changes: Any
+    ) -> None:  # fmt: skip
         """Open a stream and wait until the tree stands."""
         fields: dict[str, Any] = {
             "container_id": CONTAINER, "local_id": block, "partition": PARTITION, "offset": offset,
             "bytes_per_checksum": CELL, "window_bytes": 16 * 1024 * 1024, "routes": list(routes),
         }  # fmt: skip
-        self.send(Kind.OPEN, encode(OpenStream(**{**fields, **changes})), offset=offset)
+        self.send(Kind.OPEN, with_tokens(OpenStream(**{**fields, **changes}), tokens), offset=offset)
         self.acknowledged = offset
         self.until_end()
 

@@ -17,9 +17,12 @@ from datanode_processors.blocks.blocks_together import BlocksTogether
 from datanode_processors.blocks.containers import CONTAINERS, block_name
 from datanode_processors.blocks.fsync import NEVER
 from datanode_processors.errors import BlockError
+from datanode_processors.tokens.guard import BlockTokenGuard
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.ports import Readable
 from datanode_processors.wire.server import StreamServer
+from datanode_processors.wire.wire import opening_of
+from datanode_processors.wire.wire_tls import WireTls
 from om_processors.errors import OMError
 from producers.blocks.stream_options import StreamOptions
 from producers.client import Client
@@ -38,10 +41,12 @@ from schemas.records.datanode import (
     SalvageBlock,
     WatchBlock,
     WatchBlocks,
+    WriteBlocks,
     WriteChunk,
 )
 from schemas.records.rows import BlockLocation
 from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE
+from schemas.security.certificates import Role
 from tests.support.sdk.memory import MemoryCluster, pipeline_to
 from tests.support.sdk.nodes import Node
 
@@ -123,7 +128,8 @@ class Pipelines:
             raise BlockError(stream_errors.PIPELINE_CLOSED, f"pipeline-{partition} is closed")
 
     def members_for(self, request):
-        return request.partition, self.log(request.partition).members
+        inner = opening_of(request)[0] if isinstance(request, WriteBlocks) else request
+        return inner.partition, self.log(inner.partition).members
 
     def handle(self, request):
         log = self.log(request.partition)
@@ -247,16 +253,20 @@ class Blocks:
 
 
 class Datanode:
-    def __init__(self, world, name, folder, limits, *, small):
+    def __init__(self, world, name, folder, limits, *, small, certified=None):
         self.name = name
         self.blocks = Blocks(folder)
         self.pipelines = Pipelines(world, name, self.blocks)
         self.notes: list[str] = []
         self.running = True
+        self.now_ms = int(time.time() * 1000)
+        note = lambda message, **_: self.notes.append(message)  # noqa: E731
+        tls = None if certified is None else WireTls(certified.tls(name, Role.DATANODE))
+        self.tokens = None if certified is None else BlockTokenGuard(lambda: self.now_ms, note, wait_s=0.3)
         self.server = StreamServer(
             name=name, cluster=CLUSTER, host="127.0.0.1", port=0, blocks=self.blocks.store, pipelines=self.pipelines,
-            note=lambda message, **_: self.notes.append(message), limits=limits,
-            small_blocks=BlocksTogether(self.blocks.store) if small else None,
+            note=note, limits=limits, small_blocks=BlocksTogether(self.blocks.store) if small else None,
+            tls=tls, block_tokens=self.tokens,
         )  # fmt: skip
         self.address = f"127.0.0.1:{self.server.port}"
 
@@ -326,11 +336,21 @@ class BlockCluster(MemoryCluster):
 class World:
     """``pipelines`` of ``replicas`` datanodes each, and a client of them all.
 
-    Blocks are streams, unless ``small`` ones may be written together.
+    Blocks are streams, unless ``small`` ones may be written together. With ``certified`` they speak TLS, and datanodes
+    demand block tokens.
     """
 
     def __init__(
-        self, folder: Path, *, pipelines=1, replicas=3, block_bytes=1024 * KIB, limits=None, small=False, **options
+        self,
+        folder: Path,
+        *,
+        pipelines=1,
+        replicas=3,
+        block_bytes=1024 * KIB,
+        limits=None,
+        small=False,
+        certified=None,
+        **options,
     ):
         self.block_bytes = block_bytes
         self.nodes: dict[str, Datanode] = {}
@@ -339,7 +359,7 @@ class World:
         for partition in range(1, pipelines + 1):
             names = [f"dn{partition}{n}" for n in range(1, replicas + 1)]
             for name in names:
-                self.nodes[name] = Datanode(self, name, folder / name, limits, small=small)
+                self.nodes[name] = Datanode(self, name, folder / name, limits, small=small, certified=certified)
             self.logs[partition] = Log(partition, names)
         self.without_pipelines = 0
         """So many times no pipeline takes a block."""
@@ -353,6 +373,8 @@ class World:
         }  # fmt: skip
         self.options = StreamOptions(**{**given, **options})
         pipeline, _ = pipeline_to(self.cluster, Policy())
+        if certified is not None:
+            pipeline.tls = certified.tls("somebody", Role.CLIENT)
         self.client = Client.over(pipeline, Reads([self.om.address], deadline_ms=5_000), self.options)
         self.client.create_volume("v")
         self.client.create_bucket("v", "b")

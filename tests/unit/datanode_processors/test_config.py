@@ -59,3 +59,8 @@ def test_what_is_not_said_has_a_default() -> None:
     assert (made.watchdog_ms, made.heartbeat_interval_ms, made.barrier_interval_ms) == (3_000, 1_000, 1_000)
     assert (made.scrub_interval_ms, made.block_scrub_interval_ms) == (60_000, 86_400_000)
     assert (made.reserve_bytes, made.container_bytes, made.max_streams) == (1 << 30, 5 << 30, 256)
+
+
+def test_block_tokens_need_tls() -> None:
+    with pytest.raises(ValueError, match="block_tokens: the keys of block tokens travel in TLS alone"):
+        config(block_tokens=True)

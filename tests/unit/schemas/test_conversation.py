@@ -379,7 +379,7 @@ def fed_whole(talk: Conversation, data: bytes) -> Event | None:
 
 
 def test_a_record_is_limited_by_its_type_and_the_conversation_goes_on() -> None:
-    assert sorted(LARGE_REQUESTS) == ["Forwarded", "PutBlock", "WriteBlocks", "WriteChunk"]
+    assert sorted(LARGE_REQUESTS) == ["Forwarded", "PutBlock", "TokenedRequest", "WriteBlocks", "WriteChunk"]
     assert sorted(LARGE_ANSWERS) == ["BlockInfo", "ContainerBlocks"]
     talk = client_in(S.ASKING)
     with pytest.raises(UnreadableRecord, match="a Accepted of"):

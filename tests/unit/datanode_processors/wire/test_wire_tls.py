@@ -279,7 +279,7 @@ def test_who_may_ask_for_what_is_told_for_every_request():
     sent = {one for one in records if one.__name__ in {
         "OpenPipeline", "ClosePipeline", "CloseContainer", "FetchContainer", "DeleteBlocks", "Forwarded", "OpenStream",
         "PutBlock", "WriteChunk", "WatchBlock", "GetBlock", "ReadBlock", "SalvageBlock", "ListContainer",
-        "WriteBlocks", "WatchBlocks", "PutBlocks",
+        "WriteBlocks", "WatchBlocks", "PutBlocks", "BlockTokenKeys",
     }}  # fmt: skip
     assert sent == set(MAY)
     for identity in (None, *(PeerIdentity(name="x", role=role) for role in Role)):

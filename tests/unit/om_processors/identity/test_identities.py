@@ -343,7 +343,8 @@ def test_the_state_of_the_process_is_for_anybody(site: Site):
 
 def test_where_tls_is_spoken_the_state_of_the_process_is_for_those_who_are_known(site: Site):
     """A call with a header that a user might sign passes the first guard, so this one must look at it."""
-    guard = ReaderGuard(SECRET, site.identities, secure=True)
+    first = HttpGuard(SECRET, (), OPEN_POSTS, secure=True, signed=True)
+    guard = ReaderGuard(SECRET, site.identities, first, secure=True)
     somebody = PeerIdentity(name="prometheus", role=Role.CLIENT)
     for path in ("/health", "/status", "/metrics"):
         for wrong in (None, "Stratolog-User x", f"Stratolog-User ann:1 0 {'0' * 64}", signed(site, site.ann)):

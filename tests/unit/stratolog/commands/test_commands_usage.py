@@ -21,7 +21,7 @@ SHELL = [
 COMMANDS = [
     *SHELL, ("ingest",), ("demo",), ("bench",), ("audit",), ("debug", "log"), ("debug", "digest"),
     *(("drill", name) for name in ("list", *DRILLS)), ("admin", "digest-base"), ("admin", "rebuild"), ("admin", "stop-node"), ("admin", "start-node"),
-    ("admin", "mode"), ("backup",), ("restore",), ("tables",), ("sql",),
+    ("admin", "mode"), ("admin", "block-tokens", "roll"), ("admin", "block-tokens", "show"), ("backup",), ("restore",), ("tables",), ("sql",),
 ]  # fmt: skip
 
 
@@ -94,6 +94,10 @@ def test_wrong_usage(arguments: tuple[str, ...], words: str, stratolog: CliRunne
         (("sh", "volume", "set-quota", "/v"), "which quota?"),
         (("sh", "bucket", "clear-quota", "/v/b"), "which quota?"),
         (("ingest", ".", "--prefix", "Not_Legal"), "not 'Not_Legal'"),
+        *(
+            (("admin", "user", verb, "stratolog-block-tokens"), "has the keys of block tokens")
+            for verb in ("add", "rotate", "remove")
+        ),
         (("bench", "--in-flight", "1,x"), "'1,x' is not a list of numbers"),
         (("bench", "--in-flight", "0"), "'0' is not a list of numbers"),
         (("audit",), "give one of --once, --follow and --windows"),

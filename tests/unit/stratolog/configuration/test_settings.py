@@ -39,6 +39,7 @@ ANOTHER = {
     "cluster_secret_file": "/run/secrets/stratolog",
     "auth": "signed",
     "auth_none_anywhere": "true",
+    "block_tokens": "true",
     "credentials_file": "/run/secrets/alice",
     "tls_ca_file": "/etc/stratolog/ca.pem",
     "tls_certificate_file": "/etc/stratolog/om1.pem",
