@@ -18,6 +18,7 @@ from pathlib import Path
 from producers.client import Client
 from producers.errors import StratologError
 from schemas.access.credentials import Credentials, TokenName, credentials_of
+from schemas.kafka.connection import CA_FILE, PASSWORD_FILE, PROTOCOL, SASL_SSL, USERNAME
 from schemas.records.identity import CreateUser, RotateUser
 from schemas.topics import OM_RESPONSES
 from stratolog.brokers.admission import admin_of
@@ -103,8 +104,7 @@ class Rotation:
 
     def _by_brokers(self, credentials: Credentials, password: Path) -> Callable[[], Client]:
         options = {
-            "security.protocol": "SASL_SSL", "ssl.ca.location": str(self._tls.ca), "sasl.username": USER,
-            "sasl.password.file": str(password),
+            PROTOCOL: SASL_SSL, CA_FILE: str(self._tls.ca), USERNAME: USER, PASSWORD_FILE: str(password),
         }  # fmt: skip
         return lambda: Client(
             self._own.bootstrap_servers, kafka=options, credentials=credentials, tls=self._tls,
