@@ -172,7 +172,7 @@ def answer(client: Client, request: Any, tokens: bytes = b"") -> Any:
         frame = client.answer()
         if frame.header.kind is Kind.ERROR:
             error = read_error(frame)
-            assert tokens.hex()[:20] not in error.message or not tokens
+            assert len(tokens) < 10 or tokens.hex()[:20] not in error.message
             return error.code
         if frame.header.kind is Kind.REPLY:
             return read_record(frame)
