@@ -362,6 +362,21 @@ def test_an_audit_without_a_log_says_so(
     assert capsys.readouterr().err == "audit failed: there is no topic om.log\n"
 
 
+def test_an_audit_whose_brokers_are_away_at_its_start_says_so(
+    config: AuditConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Whoever has just written a wrong address is told at once."""
+
+    def nobody(*_: object) -> int:
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    Runs([], trimmed=[]).install(monkeypatch)
+    monkeypatch.setattr(audit_stream, "topic_partitions", nobody)
+    assert audit_stream.run(config) == 1
+    assert told(config.health_file)["status"] == "failed"
+    assert "_TRANSPORT" in capsys.readouterr().err
+
+
 # A quiet cluster.
 
 

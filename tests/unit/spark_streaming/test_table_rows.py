@@ -8,8 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from schemas.codecs.codec import decode
 from schemas.column_families import KEY_TABLE, USAGE_TABLE
+from schemas.records.log import Batch
 from spark_streaming.tables.core.shard_fold import KEYS, USAGE, FoldedPosition
+from spark_streaming.tables.core.usage_changes import UsageChanges
 from spark_streaming.tables.core.versions import TableVersion, is_within, parse_indexes, version_at
 from spark_streaming.tables.definitions import TABLES
 from spark_streaming.tables.delta_tables import HeldCommit, TableHistory, held_commit, metadata_of
@@ -72,6 +75,19 @@ def test_a_shard_goes_on_where_its_table_is_and_a_table_that_is_ahead_takes_noth
     assert [(row["row_kind"], row["bytes"]) for row in rest.to_pylist()][1:3] == [(USAGE_ROW, 5), (GROWTH_ROW, 5)]
     (none,) = fold_pieces([piece], starts={0: end}, begins={USAGE: {0: 100}})
     assert USAGE_ROW not in {row["row_kind"] for row in none.to_pylist()}
+
+
+def test_what_is_added_to_a_bucket_of_before_is_no_counter_of_its_own():
+    """Its counters go on; those of a bucket that was made meanwhile begin."""
+    log = LogBuilder(shard=0, shards=1).start()
+    log.batch(log.merge(b"/v/old/#usedNamespace", 3))
+    log.batch(log.put(USAGE_TABLE, b"/v/new/#usedNamespace", counter(2)))
+    changes = UsageChanges()
+    for value in log.values:
+        if isinstance(batch := decode(value), Batch):
+            changes.take(batch, buckets=True, growth=False)
+    found = {place: (change.afresh, change.keys) for place, change in changes.buckets.items()}
+    assert found == {("v", "old"): (False, 3), ("v", "new"): (True, 2)}
 
 
 def test_rows_go_to_spark_in_bounded_batches():
