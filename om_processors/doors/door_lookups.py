@@ -1,8 +1,8 @@
 """Lookups and listings of keys by the direct door: many share one read index.
 
-Lookups that may be answered now are answered at once. Linearizable ones wait for a *turn* of their shard: one wait for a
-read index answers all that had arrived when it began. Those of a session wait for their own index, each for itself and
-for READ_DEADLINE_S at most: whoever names an index that never comes holds up nobody else.
+Lookups that may be answered now are answered at once. Linearizable ones wait for a *turn* of their shard: one wait for
+a read index answers all that had arrived when it began. Those of a session wait for their own index, each for itself
+and for READ_DEADLINE_S at most: whoever names an index that never comes holds up nobody else.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Later:
 
 
 class _Sessions:
-    """Lookups of one shard that wait for the indexes of their sessions: the lowest index first, and the oldest first."""
+    """Lookups of one shard that wait for the indexes of their sessions, by index and by age."""
 
     def __init__(self) -> None:
         self._by_index: list[_Later] = []
