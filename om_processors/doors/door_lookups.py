@@ -78,7 +78,7 @@ class _Later:
 
 
 class _Sessions:
-    """Lookups of one shard that wait for the indexes of their sessions: the lowest first, then the oldest."""
+    """Lookups of one shard that wait for the indexes of their sessions, by index and by age."""
 
     def __init__(self) -> None:
         self._by_index: list[_Later] = []
