@@ -71,6 +71,7 @@ def test_a_user_writes_a_key_and_reads_it(secure):
                 assert file.read() == content
 
 
+@pytest.mark.slow
 def test_block_tokens_are_demanded_and_a_roll_ends_those_of_before(secure):
     check_block_tokens(secure)
 
