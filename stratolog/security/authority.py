@@ -103,6 +103,23 @@ class Authority:
             write_private(path, key_pem(key, self.keys) + certificate.public_bytes(serialization.Encoding.PEM))
         return Issued(path=path, reason=reason)
 
+    def in_clear(self, holder: PeerIdentity) -> bytes:
+        """Return a holder's key, in clear, and its certificate as PEM: what a program elsewhere can read.
+
+        Raises UsageError if the holder has none, or the key cannot be decrypted.
+        """
+        path = self.holder_file(holder)
+        content = read_private(path)
+        if content is None:
+            raise UsageError(f"{path} is not there: 'stratolog admin certificate make' makes one for {holder}")
+        try:
+            key, certificate = _parse(content, self.keys)
+        except ValueError as error:
+            raise UsageError(f"{path}: {error}") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise UsageError(f"{path} has a key of another kind")
+        return key_pem(key, None) + certificate.public_bytes(serialization.Encoding.PEM)
+
     def key_store(self, holder: PeerIdentity) -> Path:
         """Write a holder's key and certificate as PKCS #12, whose password is the key-encryption key; return the file.
 

@@ -1,4 +1,4 @@
-"""``admin certificate make|renew|revoke|revoked``: what the cluster's authority gives out, and takes back.
+"""``admin certificate make|hand-out|renew|revoke|revoked``: what the cluster's authority gives out, and takes back.
 
 A key is made here, goes into a file that its owner alone may read, and is never shown. Processes that run read a
 renewed file for their next connection.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,6 +24,7 @@ from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UsageError
 from stratolog.local.state import connected
 from stratolog.security.authority import AUTHORITY_FILE, Authority, Issued
+from stratolog.security.private_files import write_private
 
 MAX_SERIAL_BITS = 160
 NameArgument = Annotated[str, typer.Argument(help="Whose certificate it is: a user, a node, a program.")]
@@ -37,6 +39,7 @@ def register(group: typer.Typer) -> None:
     """Add the commands."""
     own = typer.Typer(no_args_is_help=True, help="Certificates that the authority of a secure cluster gives out.")
     own.command("make")(make)
+    own.command("hand-out")(hand_out)
     own.command("renew")(renew)
     own.command("revoke")(revoke)
     own.command("revoked")(revoked)
@@ -48,12 +51,28 @@ def make(
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Give a holder a certificate for 30 days, with its key, in one file; one that is right stays as it is."""
-    try:
-        holder = PeerIdentity(name=name, role=role)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    holder = _holder(name, role)
     authority = _authority(settings_of(context))
     _say([authority.certify(holder, host or (), now_s=int(time.time()))], authority, as_json=as_json)
+
+
+def hand_out(
+    context: typer.Context, name: NameArgument,
+    file: Annotated[Path, typer.Option("--file", help="The holder's own file, which his programs name.")],
+    *, role: RoleOption = Role.CLIENT, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Write a holder's certificate and its key into a file for the holder, in clear: the cluster's copy is encrypted.
+
+    'certificate make' comes first. After a renewal do it again.
+    """
+    holder = _holder(name, role)
+    authority = _authority(settings_of(context))
+    write_private(file, authority.in_clear(holder))
+    if as_json:
+        print_json({"holder": str(holder), "file": str(file), "authority": str(authority.ca_file)})
+        return
+    console.print(f"the certificate of {holder} is in {file}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"to be trusted: {authority.ca_file}", markup=False, highlight=False, soft_wrap=True)
 
 
 def renew(
@@ -103,6 +122,13 @@ def revoked(context: typer.Context, *, as_json: JsonOption = False) -> None:
         print_json({"revoked": times})
         return
     print_table("Revoked certificates", ("serial", "since"), list(times.items()))
+
+
+def _holder(name: str, role: Role) -> PeerIdentity:
+    try:
+        return PeerIdentity(name=name, role=role)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _chosen(

@@ -20,10 +20,11 @@ from producers import Client
 from producers.errors import StratologError
 from schemas.access.credentials import operator_credentials
 from schemas.records.datanode import GetBlock
-from schemas.security.certificates import Role
+from schemas.security.certificates import PeerIdentity, Role
 from schemas.security.tls import ProcessTls
 from stratolog.local import state
 from stratolog.nodes.answers import node_status
+from stratolog.security.private_files import write_private
 from tests.chaos.fuzz.arms import MALLORY, Arms
 from tests.support.local.secure_stack import SecureStack
 
@@ -95,11 +96,13 @@ class FuzzedStack:
         stack, settings = self.stack, self.stack.settings
         file = self._folder / "mallory.credentials"
         for words in (
-            ("admin", "kafka-user", "add", MALLORY), ("admin", "user", "add", MALLORY, "--file", str(file)),
+            ("admin", "kafka-user", "add", MALLORY, "--password-file", str(stack.password_file(MALLORY))), ("admin", "user", "add", MALLORY, "--file", str(file)),
         ):  # fmt: skip
             done = stack.stratolog(*words)
             assert done.returncode == 0, done.stdout + done.stderr
         files = stack.tls(MALLORY)
+        own = self._folder / "mallory.pem"
+        write_private(own, stack.authority.in_clear(PeerIdentity(name=MALLORY, role=Role.CLIENT)))
         locations = [
             one for number in range(KEYS) for one in self.client.key_info(VAULT, BUCKET, f"large{number}").info.blocks
         ]
@@ -111,7 +114,7 @@ class FuzzedStack:
                 **{one.name: f"{one.host}:{one.http_port}" for one in settings.datanodes},
                 **{one.name: one.address for one in settings.nodes},
             },
-            ca=str(files.ca), certificate=str(files.certificate), credentials=str(file), volume=VAULT, bucket=BUCKET,
+            ca=str(files.ca), certificate=str(own), credentials=str(file), volume=VAULT, bucket=BUCKET,
             keys=tuple(f"{kind}{number}" for kind in ("small", "large") for number in range(KEYS)),
             blocks=blocks, blocks_are_guarded=not self._tells_blocks(blocks[0]), canary=self._canary,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from schemas.kafka.client_settings import client_settings, java_settings
 from schemas.kafka.connection import connection
 from schemas.security.certificates import PeerIdentity, Role
 from schemas.security.sealed import next_file
-from schemas.security.tls import LiveContext, ProcessTls, TlsFiles
+from schemas.security.tls import LiveContext, ProcessTls, TlsFiles, TlsUnusable
 from stratolog.brokers import at_rest
 from stratolog.brokers.identities import authority_of, broker_identities, member_options
 from stratolog.brokers.secure_listeners import BrokerIdentity, listener_properties
@@ -231,6 +231,25 @@ def test_a_secret_that_a_person_keeps_elsewhere_stays_as_it_is_written(kept: Kep
     proof = named.secret().proof(b"x")
     assert named.secret_file in at_rest.rotate(named, keys)
     assert named.secret().proof(b"x") == proof
+
+
+def test_a_users_certificate_is_handed_out_in_clear(kept: Kept, tmp_path: Path):
+    """The cluster's copy is encrypted under a key that no user has."""
+    at_rest.encrypt(kept.settings, at_rest.ensure_key(kept.settings, kept.keys.path))
+    made = authority_of(kept.settings.data_dir, "c", kept.keys.path)
+    alice = PeerIdentity(name="alice", role=Role.CLIENT)
+    with pytest.raises(UsageError, match=r"client-alice.pem is not there: .*certificate make"):
+        made.in_clear(alice)
+    made.certify(alice, now_s=int(time.time()))
+    own = tmp_path / "alice.pem"
+    write_private(own, made.in_clear(alice))
+    ProcessTls(TlsFiles(ca=made.ca_file, certificate=own)).client()
+    # The encrypted copy is of no use to alice, who would be asked for a password without a file of it.
+    with pytest.raises(TlsUnusable, match="key_encryption_file"):
+        ProcessTls(TlsFiles(ca=made.ca_file, certificate=made.holder_file(alice))).client()
+    write_private(made.holder_file(alice), b"damaged")
+    with pytest.raises(UsageError, match="client-alice.pem: it holds no private key"):
+        made.in_clear(alice)
 
 
 def test_a_process_whose_key_was_taken_away_keeps_its_certificate_and_says_so_once(kept: Kept):
