@@ -103,9 +103,12 @@ class KeyNaming:
                 verdict = self._waiting.get(timeout=LOOK_PAUSE_S)
             except queue.Empty:
                 continue
-            # Of a replica at a barrier a second many wait while the first is looked at; they are told as they are.
-            if self._known(verdict) is None:
+            # Of a replica at a barrier a second several wait while the first is looked at. Each gets the keys: whoever
+            # waits for those of one verdict would wait for ever.
+            if (known := self._known(verdict)) is None:
                 self._name(verdict)
+            else:
+                self._tell(verdict, known)
 
     def _name(self, verdict: Verdict) -> None:
         silent: dict[str, str] = {}
@@ -116,6 +119,9 @@ class KeyNaming:
         while len(self._found) >= KEPT_SUBJECTS:
             self._found.pop(next(iter(self._found)))
         self._found[_subject(verdict)] = _Found(_slots(verdict), _damage(verdict), found, time.monotonic())
+        self._tell(verdict, found)
+
+    def _tell(self, verdict: Verdict, found: str) -> None:
         if not self._stopping.is_set():
             self._on_named(replace(_with(verdict, found), decided_at_ms=time.time_ns() // 1_000_000))
 

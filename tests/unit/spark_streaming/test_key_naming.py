@@ -231,6 +231,25 @@ def test_the_same_buckets_are_not_looked_at_for_each_verdict(
     assert named.wait(3).barrier_offset == 20
 
 
+def test_verdicts_that_waited_behind_the_first_get_the_keys_too(replicas: dict[str, Replica], named: Named):
+    """They went out without keys, and nobody named them afterwards."""
+    release = threading.Event()
+
+    def hold(handler: Any) -> None:
+        release.wait(5)
+        replicas["om1"].body = None
+        handler.do_GET()
+
+    replicas["om1"].body = hold
+    verdicts = [replace(VERDICT, barrier_offset=10 + number) for number in range(3)]
+    assert [named.naming.take(one) for one in verdicts] == verdicts
+    release.set()
+    named.wait(3)
+    assert {(one.barrier_offset, "'b' (another value)" in one.reason) for one in named.verdicts} == {
+        (10, True), (11, True), (12, True)
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "other",
     [
