@@ -344,6 +344,19 @@ def test_a_writer_waits_while_no_pipeline_takes_blocks(make, known):
     assert world.get() == data
 
 
+def test_a_writer_waits_for_a_pipeline_that_is_in_the_making(make):
+    """Asking again without a pause would use the patience up at once."""
+    world = make(commit_timeout_ms=2_000)
+    world.without_pipelines = 1_000_000
+    opened = threading.Timer(0.2, setattr, (world, "without_pipelines", 0))
+    data = some_bytes(100 * KIB)
+    with world.client.open("/v/b/k", "wb") as file:
+        opened.start()
+        file.write(data)
+    opened.join()
+    assert world.get() == data
+
+
 def closed(_put):
     raise BlockError("PIPELINE_CLOSED", "closed")
 
@@ -364,8 +377,12 @@ def test_with_nobody_left_the_writer_says_so(make):
     assert ("v", "b", "k") not in world.cluster.keys
 
 
-def test_a_slow_datanode_bounds_the_writers_memory(make):
-    world = make(topology="chain")
+@pytest.mark.parametrize(
+    ("block_bytes", "flush_bytes"), [(1024 * KIB, 256 * KIB), (400 * KIB, 512 * KIB)], ids=["within a block", "over its end"]
+)  # fmt: skip
+def test_a_slow_datanode_bounds_the_writers_memory(make, block_bytes, flush_bytes):
+    """The bytes of a block that has ended and is not watched yet count, too."""
+    world = make(topology="chain", block_bytes=block_bytes, flush_bytes=flush_bytes)
     data = some_bytes(1000 * KIB)
     slow = world.members()[2]
     slow.pipelines.deaf = world.members()[1].pipelines.deaf = True

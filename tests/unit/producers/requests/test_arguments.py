@@ -217,6 +217,12 @@ def test_a_wrong_stream_option_is_named(option, value):
         StreamOptions(**{option: value})
 
 
+@pytest.mark.parametrize("option", ["watch_timeout_ms", "commit_timeout_ms", "read_ahead_bytes"])
+@pytest.mark.parametrize("least", [1])
+def test_the_least_that_is_said_to_be_taken_is_taken(option, least):
+    assert getattr(StreamOptions(**{option: least}), option) == least
+
+
 def test_a_secret_is_bytes():
     with pytest.raises(TypeError, match="secret"):
         ClusterSecret("x" * 64)  # type: ignore[arg-type]
