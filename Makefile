@@ -126,9 +126,10 @@ bench: install ## createKey + commitKey at 1 to 4,000 in flight, a million keys,
 	$(BIN)/python -m benchmarks.om_write --in-flight 4000 --door kafka direct --auth none signed --turns 6
 	$(BIN)/python -m benchmarks.failover --kills 20
 
-bench-datanode: install ## blocks through three datanodes: ways 0 to 3, chain and star, clients, blocks, packets, recovery, leaders, TLS: tables, and one JSON object a line
+bench-datanode: install ## blocks through three datanodes: ways 0 to 3, chain and star, clients, blocks, packets, recovery, leaders, TLS, block tokens: tables, and one JSON object a line
 	$(BIN)/python -m benchmarks.datanode
 	$(BIN)/python -m benchmarks.datanode --only base clients --wire clear tls --rounds 6
+	$(BIN)/python -m benchmarks.block_tokens
 
 bench-bootstrap: install ## a lost disk under write load, full copies, replay, the pause of a snapshot, a restart with ten million keys (SCALE): tables, and one JSON object a line
 	$(BIN)/python -m benchmarks.bootstrap --scale $(SCALE)
