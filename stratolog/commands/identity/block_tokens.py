@@ -5,6 +5,7 @@ No command shows or takes a key: keys are derived from the cluster's secret, and
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -68,7 +69,15 @@ def show(context: typer.Context, *, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(found)
     else:
-        console.print(
-            f"key {found['key']} of block tokens, rolled at {found['rolled_at_ms']} ms since the epoch; the one of "
-            f"before is taken until {found['before_until_ms']}", highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        rolled, until_ms = _time(found["rolled_at_ms"]), found["before_until_ms"]
+        before = f"the one of before is taken until {_time(until_ms)}" if until_ms else "none of before is taken"
+        console.print(f"key {found['key']} of block tokens, rolled {rolled}; {before}", highlight=False, soft_wrap=True)
+
+
+def _time(ms: int) -> str:
+    """Return a time for people.
+
+    >>> _time(1_750_000_000_000)
+    '2025-06-15T15:06:40+00:00'
+    """
+    return datetime.fromtimestamp(ms // 1000, UTC).isoformat()
