@@ -25,6 +25,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.datanode_client import PIECE_BYTES, put_pieces
 from benchmarks.processor_time import spent_by_process
 from producers.blocks.block_tokens import NO_TOKENS, TokenSource
 from producers.blocks.block_writer import BlockWriter
@@ -44,7 +45,7 @@ from tests.support.security.certified import Certified
 
 MB, MIB, GIB = 1_000_000, 1024**2, 1024**3
 KEY = BlockTokenKey(key_id=1, key=SECRET.block_token_key(1), until_ms=2**60)
-PIECE = os.urandom(4 * MIB)
+PIECE = os.urandom(PIECE_BYTES)
 ON, OFF = "on", "off"
 
 
@@ -107,16 +108,7 @@ class Bench:
         )
         tokens: TokenSource = MadeToken(location) if how == ON else NO_TOKENS
         writer = BlockWriter(location, self._view, self._connections[how], StreamOptions(), tokens=tokens)
-        done = 0
-        while done < size:
-            piece = memoryview(PIECE)[: size - done]
-            while len(piece):
-                taken = writer.put(piece, keep=True)
-                writer.push()
-                if not taken:
-                    writer.wait_for_room()
-                piece = piece[taken:]
-                done += taken
+        put_pieces(writer, [PIECE], size)
         writer.finish()
         writer.settle()
 

@@ -96,6 +96,20 @@ class CountingDatanodes(Datanodes):
         return super().ask_all(members, request, expect, timeout_ms=timeout_ms, enough=enough, tokens=tokens)
 
 
+def put_pieces(writer: BlockWriter, pieces: Sequence[bytes], size: int) -> None:
+    """Write so many bytes, of pieces of PIECE_BYTES in turn."""
+    done = 0
+    while done < size:
+        piece = memoryview(pieces[done // PIECE_BYTES % len(pieces)])[: size - done]
+        while len(piece):
+            taken = writer.put(piece, keep=True)
+            writer.push()
+            if not taken:
+                writer.wait_for_room()
+            piece = piece[taken:]
+            done += taken
+
+
 class Client:
     """Executes the commands."""
 
@@ -129,24 +143,12 @@ class Client:
         options = StreamOptions(**command["options"])
         return BlockWriter(location, pipeline, self._datanodes, options)
 
-    def _put(self, writer: BlockWriter, size: int) -> None:
-        done = 0
-        while done < size:
-            piece = memoryview(self._pieces[done // PIECE_BYTES % PIECES])[: size - done]
-            while len(piece):
-                taken = writer.put(piece, keep=True)
-                writer.push()
-                if not taken:
-                    writer.wait_for_room()
-                piece = piece[taken:]
-                done += taken
-
     def _write(self, command: Command) -> Json:
         closing: BlockWriter | None = None
         closes_ms, resumed = [], 0
         for number in range(command["blocks"]):
             writer = self._writer(command, number)
-            self._put(writer, command["block_bytes"])
+            put_pieces(writer, self._pieces, command["block_bytes"])
             began_s = time.monotonic()
             writer.finish()
             closes_ms.append((time.monotonic() - began_s) * 1000)
@@ -161,11 +163,11 @@ class Client:
 
     def _flushes(self, command: Command) -> Json:
         writer = self._writer(command, 0)
-        self._put(writer, command["flush_bytes"])
+        put_pieces(writer, self._pieces, command["flush_bytes"])
         writer.hsync()
         flushes_ms, waits, points = [], 0, 0
         for _ in range(command["flushes"]):
-            self._put(writer, command["flush_bytes"])
+            put_pieces(writer, self._pieces, command["flush_bytes"])
             self._waits.take()
             began_s = time.monotonic()
             writer.hsync()
@@ -181,7 +183,7 @@ class Client:
         closes_ms, waits, points = [], 0, 0
         for number in range(command["blocks"]):
             writer = self._writer(command, number)
-            self._put(writer, command["block_bytes"])
+            put_pieces(writer, self._pieces, command["block_bytes"])
             self._waits.take()
             began_s = time.monotonic()
             writer.finish()
