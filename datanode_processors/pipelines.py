@@ -79,10 +79,12 @@ from schemas.records.datanode import (
 from schemas.records.log import Barrier, Batch, Merge, Operation, Put
 from schemas.sharding import pipeline_of
 
-LOOK_INTERVAL_S = 0.05
-"""How often the state of elections and ticks is checked."""
+LOOK_INTERVAL_S = 0.2
+"""How often the state of elections and ticks is checked, if ``watchdog_ms`` is not so short that it must be more often."""
 
-LOOKS_PER_SIZE = 20
+LOOKS_PER_WATCHDOG = 10
+
+LOOKS_PER_SIZE = 5
 """The containers' sizes are checked once in this many looks."""
 
 DRAIN_S = 5.0
@@ -97,6 +99,7 @@ class Pipelines:
     ) -> None:  # fmt: skip
         """``opened`` is called before a pipeline is opened that was not known; ``tls``: how others are called."""
         self._config = config
+        self._look_s = min(LOOK_INTERVAL_S, config.watchdog_ms / 1000 / LOOKS_PER_WATCHDOG)
         self._blocks = blocks
         self._fatal = fatal
         self._changed: Callable[[], None] = lambda: None
@@ -213,7 +216,7 @@ class Pipelines:
         leading: dict[int, bool] = {}
         looks = 0
         try:
-            while not self._stopping.wait(LOOK_INTERVAL_S):
+            while not self._stopping.wait(self._look_s):
                 pipelines = self.all()
                 for pipeline in pipelines:
                     pipeline.look()

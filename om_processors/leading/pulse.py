@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import faust
 
 from replicated_db.core.ports import Clock
@@ -17,11 +19,18 @@ class Pulse:
         self._turned_ms: int | None = None
 
     def attach(self, app: faust.App) -> None:
-        """Have the app's event loop note its turns."""
+        """Have the app's event loop note its turns.
 
-        @app.timer(interval=PULSE_INTERVAL_S)  # type: ignore[untyped-decorator]
+        The loop's own timer serves: one of Faust's takes a third of what an Object Manager takes at rest.
+        """
+
+        @app.task  # type: ignore[untyped-decorator]
         async def pulse() -> None:
-            self._turned_ms = self._clock.elapsed_ms()
+            self._beat(asyncio.get_running_loop())
+
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._turned_ms = self._clock.elapsed_ms()
+        loop.call_later(PULSE_INTERVAL_S, self._beat, loop)
 
     def ago_ms(self) -> float | None:
         """Return how long ago the loop turned, None before its first turn."""

@@ -36,8 +36,11 @@ from schemas.records.log import RequestPosition
 if TYPE_CHECKING:
     from replicated_db.shell.tracing.leader_spans import LeaderSpans
 
-IDLE_WAIT_S = 0.05
-"""How long an idle leader waits for a proposal before it looks at barriers. Readers, and who stops it, wake it."""
+IDLE_WAIT_S = 0.25
+"""How long an idle leader waits for a proposal at most: half of the shortest ``watchdog_ms``, within which it must turn.
+
+It waits for less if a barrier is due before. Readers, and who stops it, wake it.
+"""
 
 REPORT_WAIT_S = 0.002
 PIPELINE_BATCH = 100
@@ -251,7 +254,7 @@ class LeaderLoop:
         room = self._limits.max_batch_requests - leader.building
         # A Tick in flight counts: whoever waits for it must not wait for a proposal too.
         waiting = leader.in_flight > 0 or leader.building > 0
-        proposals = self._held or intake.take(room, 0 if waiting else IDLE_WAIT_S)
+        proposals = self._held or intake.take(room, 0 if waiting else self._idle_s(leader))
         elapsed_ms = self._clock.elapsed_ms()
         if leader.is_stale(elapsed_ms):
             self._append(appender, leader.seal())
@@ -261,6 +264,10 @@ class LeaderLoop:
             self._append(appender, leader.seal())
         if not taken and leader.in_flight:
             self._poll(leader, appender, REPORT_WAIT_S)
+
+    def _idle_s(self, leader: Leader) -> float:
+        """Return for how many seconds there is nothing to do if nobody proposes or asks for anything."""
+        return min(IDLE_WAIT_S, leader.barrier_in_ms(self._clock.elapsed_ms()) / 1000)
 
     def _offer(self, leader: Leader, appender: Appender, proposals: Sequence[Proposal], elapsed_ms: int) -> int:
         """Offer proposals to the leader; return how many it took.

@@ -27,6 +27,11 @@ class Barriers:
         """Whether to append a barrier now."""
         return elapsed_ms >= self._scrub_at_ms or (self.written and elapsed_ms >= self._at_ms)
 
+    def due_in_ms(self, elapsed_ms: int) -> int:
+        """Return how many milliseconds there are until a barrier is due, if nothing is written meanwhile."""
+        due_ms = min(self._scrub_at_ms, self._at_ms) if self.written else self._scrub_at_ms
+        return max(0, due_ms - elapsed_ms)
+
     def take(self, elapsed_ms: int, timestamp_ms: int) -> bool:
         """Say whether the barrier appended now is a scrub; set the times of the next barrier and the next scrub.
 

@@ -282,6 +282,10 @@ class Leader:
         scrub = self._barriers.take(elapsed_ms, self.timestamp_ms(elapsed_ms))
         return self._append(Barrier(**self._records.header(), index=self.index, scrub=scrub))
 
+    def barrier_in_ms(self, elapsed_ms: int) -> int:
+        """Return how many milliseconds there are until a barrier is due, if nothing is written meanwhile."""
+        return self._barriers.due_in_ms(elapsed_ms)
+
     def tick(self) -> Append | None:
         """Return an empty record, which proves to readers that this node still leads; None while building a batch."""
         if isinstance(self._after(LeaderEvent.STAND_ALONE), Wait):

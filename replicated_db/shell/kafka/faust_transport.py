@@ -41,8 +41,11 @@ from aiokafka.errors import CorruptRecordException, OffsetOutOfRangeError
 from aiokafka.structs import TopicPartition
 from faust.transport.drivers import aiokafka
 from faust.types import TP
+from mode.services import WaitResults
+from mode.utils.times import Seconds
 
 from replicated_db.core.errors import BrokenLog, corrupt_record
+from replicated_db.shell.kafka.eager import Begun
 
 FLOWING_WAIT_MS = 20
 FLOWING_MIN_BYTES = 256 * 1024
@@ -212,6 +215,29 @@ class _Consumer(aiokafka.Consumer):
     def _new_consumer_thread(self) -> aiokafka.AIOKafkaConsumerThread:
         return _Thread(self, loop=self.loop, beacon=self.beacon)
 
+    async def wait_first(self, *coros: Any, timeout: Any = None) -> WaitResults:  # noqa: ASYNC109 - Faust's signature
+        """Wait for the first of some coroutines, as Faust does; make no tasks if the first one need not wait.
+
+        Faust makes four tasks for each record: for the stream that takes it, and for all that may end the wait.
+        """
+        if timeout is not None or not asyncio.iscoroutine(coros[0]):
+            return await super().wait_first(*coros, timeout=timeout)
+        first, *others = coros
+        waits = False
+        try:
+            begun = Begun(first)
+            waits = not begun.is_done
+        finally:
+            if not waits:
+                _close(others)
+        if waits:
+            return await super().wait_first(begun, *others)
+        return WaitResults([first], [begun.result], stopped=False)
+
+    async def sleep(self, n: Seconds) -> None:
+        """Sleep for ``n`` seconds or until the stop; for 0, only let others run, without a task."""
+        await (super().sleep(n) if n else asyncio.sleep(0))
+
     def _set_active_tps(self, tps: set[TP]) -> set[TP]:
         return super()._set_active_tps({tp for tp in tps if self.transport.follows(tp)})
 
@@ -237,6 +263,13 @@ class _Consumer(aiokafka.Consumer):
         await self.turn(tp, look=True)
         if tp in self.assignment():
             self.resume_partitions({tp})
+
+
+def _close(coroutines: Iterable[Any]) -> None:
+    """End coroutines that nobody will await."""
+    for one in coroutines:
+        if asyncio.iscoroutine(one):
+            one.close()
 
 
 def _ask_for(fetcher: Any, min_bytes: int, wait_ms: int) -> None:

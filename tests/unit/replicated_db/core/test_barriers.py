@@ -47,6 +47,19 @@ def test_a_scrub_comes_in_each_of_its_intervals_with_or_without_writes(written):
     assert found.is_due(BEGAN_MS + 2 * SCRUB_MS)
 
 
+def test_it_is_told_how_long_there_is_nothing_to_do():
+    found = barriers()
+    assert found.due_in_ms(BEGAN_MS) == 0
+    take(found, BEGAN_MS)
+    assert found.due_in_ms(BEGAN_MS + 1) == SCRUB_MS - 1, "without writes only the scrub comes"
+    found.written = True
+    assert found.due_in_ms(BEGAN_MS + 1) == INTERVAL_MS - 1
+    assert found.due_in_ms(BEGAN_MS + INTERVAL_MS + 5) == 0, "what is late is due now"
+    take(found, BEGAN_MS + SCRUB_MS - 1)
+    found.written = True
+    assert found.due_in_ms(BEGAN_MS + SCRUB_MS - 1) == 1, "the scrub comes before the next interval has passed"
+
+
 def test_without_an_interval_the_first_scrub_is_the_last():
     found = barriers(scrub_interval_ms=0)
     assert take(found, BEGAN_MS) is True

@@ -65,6 +65,21 @@ def test_an_idle_leader_waits_for_requests_and_a_busy_one_does_not(story: Story)
     assert (room - 2, 0) in story.asked, "two requests are in the batch already"
 
 
+def test_an_idle_leader_waits_no_longer_than_until_the_next_barrier():
+    story = Story(LeaderLimits(scrub_interval_ms=0, barrier_interval_ms=100))
+
+    def later() -> Sequence[Proposal]:
+        story.clock.advance(40)
+        return []
+
+    story.lead(list, lambda: some(1), later, later, later, later)
+    waits = [wait_s for _, wait_s in story.asked if wait_s]
+    assert waits[:1] == [IDLE_WAIT_S], "nothing is written yet"
+    assert 0.06 in waits, "a barrier is due 100 ms after the last one"
+    assert story.kinds().count("Barrier") == 2
+    assert waits[-1] == IDLE_WAIT_S, "nothing is written since"
+
+
 def test_while_a_batch_is_in_flight_the_next_waits_until_it_is_worth_it(story: Story):
     seen: list[int] = []
 
