@@ -1,8 +1,9 @@
 """Lookups and listings of keys by the direct door: many share one read index.
 
 Lookups that may be answered now are answered at once. Linearizable ones wait for a *turn* of their shard: one wait for
-a read index answers all that had arrived when it began. Those of a session wait for their own index, each for itself
-and for READ_DEADLINE_S at most: whoever names an index that never comes holds up nobody else.
+a read index answers all that had arrived when it began, and MAX_TURNS may be under way. Those of a session wait for
+their own index, each for itself and for READ_DEADLINE_S at most: whoever names an index that never comes holds up
+nobody else.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from om_processors.errors import OMError
 from om_processors.namespace import tables
@@ -48,6 +50,8 @@ MAX_ROWS_BYTES = 4 * 1024 * 1024
 MAX_HELD_KEYS = 16
 """Most keys of a lookup during which nothing is applied; a lookup of more takes a snapshot."""
 READ_FAMILIES = (VOLUME_TABLE, BUCKET_TABLE, KEY_TABLE, INLINE_TABLE, PREFIX_TABLE)
+MAX_TURNS = 2
+"""Turns of a shard that may be under way: while one waits for its read index, the next may gather and ask."""
 MAX_WAITING = 20_000
 """Most lookups of a shard that wait."""
 AT_ONCE_KEYS = 1_000
@@ -205,7 +209,7 @@ class DoorLookups:
         self._consistency = consistency
         self._fatal = fatal
         self._waiting: dict[int, list[_Lookup]] = {shard: [] for shard in replicas}
-        self._turns: dict[int, asyncio.Task[None]] = {}
+        self._turns: dict[int, set[asyncio.Task[None]]] = {shard: set() for shard in replicas}
         self._sessions: dict[int, _Sessions] = {shard: _Sessions() for shard in replicas}
         self._session_turns: dict[int, asyncio.Task[None]] = {}
         self._slow: deque[tuple[int, _Lookup]] = deque()
@@ -280,8 +284,9 @@ class DoorLookups:
                 self._session_turns[shard] = asyncio.get_running_loop().create_task(self._take_sessions(shard))
             return
         waiting.append(lookup)
-        if shard not in self._turns:
-            self._turns[shard] = asyncio.get_running_loop().create_task(self._take_turns(shard))
+        turns = self._turns[shard]
+        if len(turns) < MAX_TURNS:
+            turns.add(asyncio.get_running_loop().create_task(self._take_turns(shard)))
 
     async def _take_turns(self, shard: int) -> None:
         try:
@@ -289,7 +294,8 @@ class DoorLookups:
                 self._waiting[shard] = []
                 await self._turn(shard, lookups)
         finally:
-            del self._turns[shard]
+            # At once: a lookup that comes before the task counts as done must find that nobody takes it.
+            self._turns[shard] -= {asyncio.current_task()}
 
     async def _turn(self, shard: int, lookups: Sequence[_Lookup]) -> None:
         try:
@@ -384,7 +390,7 @@ class DoorLookups:
 
     def close(self) -> None:
         """End the turns; whoever waits gets no answer, as its connection ends."""
-        for turn in (*self._turns.values(), *self._session_turns.values()):
+        for turn in (*chain.from_iterable(self._turns.values()), *self._session_turns.values()):
             turn.cancel()
         if self._answering is not None:
             self._answering.cancel()
