@@ -131,15 +131,19 @@ class AuditReports:
             return
         rows = digests.copy()
         rows.change(differences)
-        with self._lock:
-            told = self._told.get(replica.identity.shard)
-        if told is None or not told.says(position.offset, rows, self._clock.elapsed_ms()):
-            self._report_rows(replica, position, rows)
+        self._report_rows(replica, position, rows)
 
     def _report_rows(self, replica: Replica, position: Position, rows: Digests) -> None:
-        """Report the sums of rows that were read, as of a barrier."""
+        """Report the sums of rows that were read, as of a barrier, unless a scan has told the same of it.
+
+        A rolling scan may end just before a scrub barrier: its sums and those of the barrier's own scan are one report.
+        """
+        shard, now_ms = replica.identity.shard, self._clock.elapsed_ms()
         with self._lock:
-            self._told[replica.identity.shard] = ToldScan(position.offset, rows, self._clock.elapsed_ms())
+            told = self._told.get(shard)
+            if told is not None and told.says(position.offset, rows, now_ms):
+                return
+            self._told[shard] = ToldScan(position.offset, rows, now_ms)
         self._report(replica, "scrubbed", position, rows, replica.evidence)
 
     def _start_scrub(self, replica: Replica, position: Position, snapshot: StoreSnapshot) -> None:

@@ -168,6 +168,20 @@ def test_a_scrub_at_a_barrier_tells_what_the_rolling_one_need_not_repeat(case: C
     assert len(case.told()) == 1
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_rolling_scan_that_ends_before_a_scrub_barrier_and_the_barriers_own_are_one_report(case: Case, damaged: bool):
+    """Found by ``tests.chaos.audit --false-alarms 60``: the audit gave its verdict on the one subject twice."""
+    case.shard.do(put(b"later", b"value"))
+    case.reports.scanned(case.replica, {})  # it waits for the next barrier
+    case.barrier()
+    if damaged:
+        case.damage()
+    outcome = Offered(reading=None, position=case.replica.position, snapshot=case.replica.store.snapshot())
+    case.reports.publish(case.replica, outcome)
+    eventually(lambda: not case.reports._scrubbing)
+    assert len(case.told()) == (2 if damaged else 1), "what another scan found is never left out"
+
+
 def test_a_restart_and_records_that_change_no_rows_forget_no_barrier(case: Case):
     case.barrier()
     at = case.replica.position
