@@ -19,7 +19,7 @@ from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_service import LogPipelineBase
 from datanode_processors.pipeline.core.request_checks import MAX_CHUNK_BYTES
 from datanode_processors.pipeline.pipeline import Pipeline, folder_of, member_replica
-from replicated_db.core.errors import StoreFailure
+from replicated_db.core.errors import StoreFailure, WrongCluster
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.core.tables.memory import ManualClock, MemoryLog
 from replicated_db.shell.leader_loop import QUIET_MS
@@ -327,6 +327,17 @@ def test_a_thread_that_cannot_be_started_is_noted_and_tried_again_after_as_much_
     assert pipeline.status()["silence_ms"] == 0
     world.look(pipeline, WATCHDOG_MS)
     eventually(lambda: pipeline.loop.leading, timeout_s=WAIT_S)
+
+
+def test_rows_of_another_cluster_are_refused_and_let_go_again(tmp_path: Path, world: World) -> None:
+    pipeline = world.leader()
+    pipeline.stop()
+    pipeline.join(WAIT_S)
+    pipeline.close()
+    config, blocks = pipeline._config, BlockStore(tmp_path / "blocks")
+    with pytest.raises(WrongCluster):
+        member_replica(replace(config, cluster="other"), PARTITION, blocks)
+    member_replica(config, PARTITION, blocks).store.close()
 
 
 def test_a_closed_store_gives_no_rows(tmp_path: Path, world: World) -> None:

@@ -418,3 +418,31 @@ def test_a_repair_without_success_is_noted_and_tried_again(world: World) -> None
     assert world.node.path.read_bytes() == DATA
     assert not world.verifier._repairs
     assert not world.fatal
+
+
+# ------------------------------------------------------------------------------------------- a disk that does not answer
+
+
+def put_a_file_for_the_container(node: Node) -> None:
+    folder = node.path.parent
+    if folder.exists():
+        folder.rename(folder.with_name("aside"))
+    folder.touch()
+
+
+def test_a_block_that_cannot_be_looked_at_is_unhealthy_and_says_why(world: World) -> None:
+    put_a_file_for_the_container(world.node)
+    assert world.files.is_short(CONTAINER, BLOCK, row_of())
+    world.verifier._verify(world.replica, KEY)
+    assert world.replica.unhealthy == {KEY: f"look at {world.node.path}: Not a directory"}
+    assert PLACE in world.verifier._repairs
+    assert len(world.changes) == 1
+
+
+def test_a_tombstone_whose_file_cannot_be_removed_is_tried_again(world: World) -> None:
+    world.node.write()
+    put_a_file_for_the_container(world.node)
+    world.replica.put(row_of(deleted=True))
+    world.verifier._verify(world.replica, KEY)
+    assert "Not a directory" in world.replica.unhealthy[KEY]
+    assert world.replica.told == []

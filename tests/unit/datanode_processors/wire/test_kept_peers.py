@@ -206,8 +206,11 @@ def test_an_answer_that_nobody_waits_for_any_more_closes_its_connection(peers: K
 def test_a_datanode_that_knows_no_small_blocks_is_told_from_one_that_fails(
     peers: KeptPeers, other: Other, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("datanode_processors.wire.kept_peers.SMALL_BLOCKS_VERSION", 10**6)
-    with pytest.raises(BlockError, match=r"dn2 speaks version \d+: no small blocks") as caught:
+    version = kept(peers, other).version
+    monkeypatch.setattr("datanode_processors.wire.kept_peers.SMALL_BLOCKS_VERSION", version)
+    peers.connect(other.name, other.address).close()
+    monkeypatch.setattr("datanode_processors.wire.kept_peers.SMALL_BLOCKS_VERSION", version + 1)
+    with pytest.raises(BlockError, match=f"dn2 speaks version {version}: no small blocks") as caught:
         begin(peers, other)
     assert caught.value.code == codes.UNSUPPORTED_VERSION
     eventually(lambda: other.connections == 0)
