@@ -225,3 +225,17 @@ def test_a_peer_that_goes_in_the_middle_of_an_answer_has_failed(played: Any) -> 
     assert (error.code, error.message) == (
         codes.FAILED, f"datanode at {one.address}: the peer closed the connection",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("use", ["request", "send_on"])
+def test_a_connection_that_has_failed_is_of_no_further_use(played: Any, use: str) -> None:
+    one = played(b"x" * 100)
+    payload = encode(CLOSE)
+    with peer_of(one) as peer:
+        assert refused(lambda: peer.request(CLOSE)).code == codes.BAD_FRAME
+        error = refused(
+            lambda: peer.request(CLOSE) if use == "request" else peer.send_on(memoryview(payload), crc32c(payload))
+        )
+    assert error.code == codes.BAD_FRAME
+    assert error.message.startswith(f"datanode at {one.address}: ")
+    assert one.sequences == [1], "nothing more is sent"

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from datanode_processors.errors import BlockError
+from datanode_processors.wire import wire_tls
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.core.permits import MAY, check_request
 from datanode_processors.wire.peer import Peer
@@ -37,7 +38,7 @@ from schemas.records.datanode import (
     Route,
 )
 from schemas.records.packets import Kind
-from schemas.security.certificates import PeerIdentity, Role
+from schemas.security.certificates import PeerIdentity, Role, WrongPeer
 from schemas.security.tls import ProcessTls
 from tests.support.datanodes.streams import (
     CELL,
@@ -339,3 +340,33 @@ def test_a_renewed_certificate_is_shown_to_the_next_connection(site: Site):
     assert refusal_of(before, get_block())[0] == stream_errors.INVALID_REQUEST  # the older connection goes on
     before.close()
     after.close()
+
+
+def test_a_certificate_that_names_nobody_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch):
+    (node,) = site.start(1)
+    tls = site.tls("somebody")
+    host, _, port = node.address.partition(":")
+
+    def nobody(_: object) -> PeerIdentity:
+        raise WrongPeer("the certificate names nobody")
+
+    with socket.create_connection((host, int(port)), 5) as sock:
+        dialled = tls.dial(sock, host)
+        monkeypatch.setattr(wire_tls, "identity_of", nobody)
+        with pytest.raises(BlockError, match="names nobody") as caught:
+            wire_tls.identity_on(dialled)
+        assert caught.value.code == stream_errors.PERMISSION_DENIED
+        assert wire_tls.identity_on(sock) is None, "nobody is known on a plain connection"
+
+
+def test_a_child_with_another_ones_certificate_is_named(site: Site, tmp_path: Path):
+    (node,) = site.start(1)
+    impostor = Datanode("dn2", tmp_path / "impostor", tls=site.tls("dn3", Role.DATANODE))
+    site.nodes.append(impostor)
+    client = Client(node.address, tls=site.tls("somebody"))
+    with pytest.raises(BlockError, match="HELLO is of 'dn2', the certificate is that of datanode dn3") as caught:
+        client.open(site.routes())
+    assert (caught.value.code, caught.value.hint, caught.value.datanode) == (
+        stream_errors.DOWNSTREAM_FAILED, stream_errors.PERMISSION_DENIED, "dn2",
+    )  # fmt: skip
+    client.close()
