@@ -133,6 +133,7 @@ def test_a_change_is_said_at_once_and_nothing_after_the_end(make: Callable[..., 
     world.beats.changed()
     assert world.sent.get(timeout=WAIT_S)[1].incarnation == first.incarnation
     world.beats.stop()
+    assert not world.beats._thread.is_alive(), "the one under way is waited for"
     assert world.beats.sent == 2
     world.beats.changed()
     assert world.sent.empty()

@@ -188,6 +188,7 @@ def test_no_thread_of_a_node_outlives_it(make: Make) -> None:
     node.start()
     begun = {thread.name for thread in set(threading.enumerate()) - before}
     assert begun > SERVING
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name in SERVING), "none keeps a process"
     node.close()
     eventually(lambda: set(threading.enumerate()) <= before)
 
@@ -198,6 +199,7 @@ def test_before_a_node_ends_it_serves_no_more_but_answers_from_its_stores(
     monkeypatch.setattr(module, "end_soon", lambda _: None)
     node = make(block_scrub_interval_ms=1_000, trim_log_after_ms=1_000)
     pipeline = leading(node)
+    assert pipeline._thread.daemon
     node.heartbeats.start()
     node.trim_loop.start()
     node._scrubbing.start()
@@ -237,6 +239,24 @@ def test_a_new_pipeline_takes_the_mark_of_an_upgrade_away(make: Make) -> None:
     node.folder.mark_prepared(True)
     leading(node)
     assert not node._is_prepared()
+
+
+def test_the_interval_of_scrubbing_is_that_of_rounds_and_of_looks_at_copies(make: Make) -> None:
+    node = make(block_scrub_interval_ms=90_000)
+    assert node.scrubber._round_s == 90.0
+    assert node.pipelines.upkeep._plan._interval_s == 90.0
+
+
+def test_only_the_first_containers_that_stay_open_are_named(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = make()
+    containers = [CONTAINER + 256 * number for number in range(11)]
+    usage = [SimpleNamespace(container_id=container_id, closed=False) for container_id in containers]
+    usage.append(SimpleNamespace(container_id=1, closed=True))
+    monkeypatch.setattr(node.blocks, "containers", lambda: usage)
+    monkeypatch.setattr(module, "PREPARE_TIMEOUT_S", -1.0)
+    with pytest.raises(BlockError) as caught:
+        node.prepare_upgrade()
+    assert caught.value.message == f"containers are still open here: {containers[:10]}"
 
 
 def test_without_an_interval_blocks_are_not_scrubbed(make: Make) -> None:
@@ -408,8 +428,10 @@ def test_a_datanode_serves_while_its_worker_runs_and_is_closed_however_that_ends
     class Worker:
         """What runs the app until a signal comes: Faust's own takes over signals, and ends the process."""
 
-        def __init__(self, app: Any, **_: Any) -> None:
+        def __init__(self, app: Any, **options: Any) -> None:
             assert app is nodes[0].app
+            # The process's own log stays as it was set up.
+            assert options == {"loglevel": "INFO", "redirect_stdouts": False, "override_logging": False}
 
         def execute_from_commandline(self) -> None:
             serving.append(accepts())

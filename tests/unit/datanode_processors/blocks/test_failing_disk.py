@@ -180,6 +180,15 @@ def test_the_store_is_not_opened_where_no_folder_can_be(tmp_path: Path) -> None:
     assert said == f"open the blocks in {tmp_path / 'file' / 'containers'}: Not a directory"
 
 
+def test_a_blocks_file_is_for_its_owner_and_group_alone(store: BlockStore) -> None:
+    before = os.umask(0)
+    try:
+        write(store)
+    finally:
+        os.umask(before)
+    assert file_of(store).stat().st_mode & 0o777 == 0o640
+
+
 # ----------------------------------------------------------------------------------------------------- containers
 
 

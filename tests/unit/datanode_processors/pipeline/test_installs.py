@@ -381,3 +381,22 @@ def test_what_is_said_of_an_install_is_cut_and_logged_once(world: World, monkeyp
     assert waits(member)[0]["progress"] == "pipeline-3 waits for a checkpoint, and asks again: no broker"
     member.opening.installs.add(replace(waiting, wants=replace(waiting.wants, why=long + "y")))
     assert waits(member)[0]["progress"] == long
+
+
+def test_the_other_members_are_asked_once_at_each_turn_where_they_were_last_said_to_be(world: World) -> None:
+    world.leader()
+    world.trim()
+    member = world.datanode("dn2")
+    member.opening.open(asked(""))
+    policy = member.opening._policy(PARTITION)
+    assert policy.peers() == [], "it is not known where the other member is"
+    assert (policy.searches, policy.records, policy.secret) == (1, member.config.bootstrap_records, SECRET)
+    member.opening.open(asked("127.0.0.1:9"))
+    assert [(peer.node, peer.address) for peer in member.opening._policy(PARTITION).peers()] == [("dn1", "127.0.0.1:9")]
+    assert not policy.stopping()
+    member.opening.installs._stop.set()
+    assert policy.stopping()
+    [report] = member.opening.installs.reports()
+    assert (report.leading, report.applied_index, report.fault) == (
+        False, 0, "its replica is being installed from a member",
+    )  # fmt: skip

@@ -22,7 +22,7 @@ import pytest
 from datanode_processors.blocks.block_writer import BlockFileWriter
 from datanode_processors.errors import BlockError
 from datanode_processors.heartbeats import Heartbeats
-from datanode_processors.repair import copies, copy_actions, copy_peers
+from datanode_processors.repair import copies, copy_actions, copy_peers, copy_upkeep
 from datanode_processors.repair.cell_fetch import fetch_cells
 from datanode_processors.repair.copy_sources import SOURCES_FILE, CopySources
 from datanode_processors.repair.core import away, upkeep_plan
@@ -837,3 +837,47 @@ def test_sources_that_cannot_be_written_are_only_noted(run: Run) -> None:
     file.with_suffix(".new").mkdir()
     node.pipelines.upkeep.named(CONTAINER, ["127.0.0.1:1"])
     eventually(lambda: "the sources of copies are not written: Is a directory" in node.notes)
+
+
+# ------------------------------------------------------------------------------------------------------- being woken
+
+
+@pytest.fixture
+def sleepy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the thread rest until something is due, or it is woken."""
+    monkeypatch.setattr(copy_upkeep, "IDLE_WAIT_S", 600.0)
+    monkeypatch.setattr(upkeep_plan, "SETTLE_S", 600.0)
+
+
+def rests(node: Node) -> bool:
+    return bool(node.pipelines.upkeep._lock._waiters)  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("sleepy")
+def test_who_rests_is_woken_by_damage_by_names_and_by_deletions(run: Run) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    upkeep = node.pipelines.upkeep
+    eventually(lambda: rests(node))
+    fetch(node, member)
+    eventually(lambda: is_settled(node) and rests(node))
+    node.damage(2)
+    upkeep.damaged(CONTAINER, BLOCK, "as if")
+    eventually(lambda: is_whole(node) and node.path.read_bytes() == DATA)
+    eventually(lambda: rests(node))
+    stop(member)
+    node.damage(3)
+    upkeep.damaged(CONTAINER, BLOCK, "as if")
+    eventually(lambda: status(node)["unhealthy_blocks"] == 1)
+    delete = DeleteBlocks(partition=PARTITION, blocks=[BlockId(container_id=CONTAINER, local_id=BLOCK)])
+    node.pipelines.handle(delete)
+    eventually(lambda: status(node)["unhealthy_blocks"] == 0)
+
+
+@pytest.mark.usefixtures("sleepy")
+def test_who_rests_ends_when_it_is_told(run: Run) -> None:
+    node = run("dn4", member=False)
+    upkeep = node.pipelines.upkeep
+    eventually(lambda: rests(node))
+    assert upkeep._thread.daemon
+    upkeep.stop()
+    assert not upkeep._thread.is_alive()

@@ -269,6 +269,36 @@ def test_who_rests_is_woken(world: World, monkeypatch: pytest.MonkeyPatch, ask: 
     eventually(lambda: world.changes, timeout_s=WAIT_S)
 
 
+@pytest.mark.usefixtures("sleepy")
+def test_who_fetches_is_woken_when_damage_is_found_and_when_it_is_wanted(world: World) -> None:
+    world.verifier.start()
+    eventually(lambda: len(world.verifier._to_fetch._waiters) == 3, timeout_s=WAIT_S)
+    world.verifier.repair(world.replica, KEY, 0)
+    eventually(lambda: world.node.path.exists() and world.node.path.read_bytes() == DATA, timeout_s=WAIT_S)
+    eventually(lambda: not world.replica.unhealthy, timeout_s=WAIT_S)
+    eventually(lambda: len(world.verifier._to_fetch._waiters) == 3, timeout_s=WAIT_S)
+    world.verifier._repairs.add(PLACE, 10**9)  # it is not due for a long time
+    world.verifier._verify(world.replica, KEY)  # somebody waits for it
+    eventually(lambda: PLACE not in world.verifier._repairs, timeout_s=WAIT_S)
+
+
+def test_an_end_waits_for_those_at_work(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.verifier.start()
+    waited: list[float] = []
+    for thread in world.verifier._threads:
+        real = thread.join
+
+        def join(timeout_s: float, real: Any = real) -> None:
+            waited.append(timeout_s)
+            real(timeout_s)
+
+        monkeypatch.setattr(thread, "join", join)
+        monkeypatch.setattr(thread, "is_alive", lambda: True)
+    world.verifier.stop()
+    assert len(waited) == 4
+    assert all(0 < timeout_s <= module.PEER_TIMEOUT_S for timeout_s in waited)
+
+
 @pytest.mark.parametrize("stopping", [False, True])
 @pytest.mark.parametrize("error", [StoreFailure("the disk fails"), RuntimeError("a defect")])
 def test_a_thread_that_fails_is_the_end_but_for_a_store_that_was_closed(

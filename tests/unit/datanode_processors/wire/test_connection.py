@@ -138,3 +138,17 @@ def test_a_datanode_that_stops_writes_no_more_blocks_together(node: Datanode) ->
     assert alone.counters.snapshot(0).streams_opened == 1
     alone.theirs.close()
     alone.served.wire.close()
+
+
+def test_a_connection_says_whether_a_stream_is_open(node: Datanode) -> None:
+    client = Client(node.address)
+    eventually(lambda: len(node.server._connections) == 1)
+    ((served, thread),) = node.server._connections.items()
+    assert not served.streaming
+    assert thread.daemon, "it keeps no process"
+    client.open(routes_of([node], [[]]))
+    assert served.streaming
+    client.send(Kind.END, offset=0)
+    client.until_end()
+    eventually(lambda: not served.streaming)
+    client.close()
