@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -12,7 +13,7 @@ import pytest
 
 from datanode_processors import heartbeats as module
 from datanode_processors.config import DatanodeConfig
-from datanode_processors.heartbeats import Heartbeats
+from datanode_processors.heartbeats import MIN_INTERVAL_S, Heartbeats
 from replicated_db.shell.system import SystemClock
 from schemas.codecs.codec import decode_as
 from schemas.records.datanode import Heartbeat
@@ -153,3 +154,26 @@ def test_a_failure_to_send_ends_the_process(make: Callable[..., World]) -> None:
     world.broken = OSError("no more")
     world.beats.start()
     eventually(lambda: world.fatal == [world.broken], timeout_s=WAIT_S)
+
+
+def test_after_a_heartbeat_the_thread_rests_until_something_changes(make: Callable[..., World]) -> None:
+    world = make()
+    pauses: list[float | None] = []
+    rests: list[tuple[bool, float | None]] = []
+
+    class Watched(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            rests.append((self.is_set(), timeout))
+            return super().wait(timeout)
+
+    real = world.beats._stopping.wait
+    world.beats._stopping.wait = lambda seconds=None: pauses.append(seconds) or real(0)  # type: ignore[method-assign]
+    world.beats._due = Watched()
+    world.beats.start()
+    for number in (1, 2, 3):
+        eventually(lambda number=number: len(rests) == number, timeout_s=WAIT_S)
+        world.beats.changed()
+    eventually(lambda: len(rests) == 4, timeout_s=WAIT_S)
+    assert [is_set for is_set, _ in rests] == [False] * 4, "what has changed is said once"
+    assert {timeout for _, timeout in rests} == {world.beats._config.heartbeat_interval_ms / 1000}
+    assert pauses == [MIN_INTERVAL_S] * 4

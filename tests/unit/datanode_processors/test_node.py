@@ -259,6 +259,67 @@ def test_only_the_first_containers_that_stay_open_are_named(make: Make, monkeypa
     assert caught.value.message == f"containers are still open here: {containers[:10]}"
 
 
+def test_the_group_of_a_process_begins_behind_what_its_replicas_have(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed: list[Any] = []
+    monkeypatch.setattr(module, "place_group", lambda *given: placed.append(given))
+    node = make()
+    assert placed == [(node.config, node.app.conf.id, {}, PARTITIONS)]
+    leading(node)
+    node.close()
+    again = make()
+    ((config, group, replicas, _),) = placed[1:]
+    assert (config, group) == (again.config, again.app.conf.id)
+    assert list(replicas) == [PARTITION]
+    assert group != placed[0][1], "each process has a group of its own"
+
+
+def test_a_node_has_pages_and_hands_over_before_its_worker_ends(make: Make) -> None:
+    node = make()
+    app: Any = node.app
+    app.finalize()
+    app.web.init_server()
+    paths = {resource.canonical for resource in app.web.web_app.router.resources()}
+    pages = {
+        "/health", "/status", "/metrics", "/v1/prepare-upgrade", "/v1/shards/{shard}/digest", "/v1/shards/{shard}/rows",
+        "/v1/shards/{shard}/row",
+    }  # fmt: skip
+    assert {path.rstrip("/") for path in paths} >= pages
+    assert any("/transfers" in path for path in paths)
+    assert any("trim" in path for path in paths)
+    assert len(app.agents) > 0
+    receivers = [str(receiver) for receiver in app.on_before_shutdown.iter_receivers(app)]
+    assert any("_hand_over" in receiver for receiver in receivers)
+
+
+def test_what_a_node_says_of_a_shard_is_logged(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    node = make()
+    with caplog.at_level(logging.INFO):
+        node._note("as if", shard=PARTITION)
+    assert "as if" in caplog.text
+
+
+def test_stores_are_closed_when_nothing_serves_any_more(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = make()
+    node.start()
+    closed: list[str] = []
+    parts: dict[str, Any] = {
+        "transfers": node.transfers, "trimming": node.trimming, "blocks together": node.blocks_together,
+        "outbox": node.outbox, "pipelines": node.pipelines, "folder": node.folder,
+    }  # fmt: skip
+    for name, part in parts.items():
+        real = part.close
+        monkeypatch.setattr(part, "close", lambda name=name, real=real: closed.append(name) or real())
+    monkeypatch.setattr(module, "closing", lambda: closed.append("closing"))
+    stop = node.server.stop
+    monkeypatch.setattr(node.server, "stop", lambda: closed.append("server") or stop())
+    node.close()
+    assert closed[:2] == ["server", "closing"], "errors from here on are those of closing"
+    assert sorted(closed[2:]) == sorted(parts)
+    assert closed[-1] == "folder", "another process may take it from here on"
+
+
 def test_without_an_interval_blocks_are_not_scrubbed(make: Make) -> None:
     node = make()
     node.start()

@@ -476,3 +476,13 @@ def test_a_tombstone_whose_file_cannot_be_removed_is_tried_again(world: World) -
     world.verifier._verify(world.replica, KEY)
     assert "Not a directory" in world.replica.unhealthy[KEY]
     assert world.replica.told == []
+
+
+@pytest.mark.parametrize("look", ["wrong_cells", "is_short"])
+def test_bytes_that_were_compared_with_a_row_are_not_overwritten_by_a_stream(world: World, look: str) -> None:
+    world.node.write()
+    getattr(world.files, look)(CONTAINER, BLOCK, row_of())
+    with world.node.store.open_writer(CONTAINER, BLOCK, 0, CELL) as writer, pytest.raises(BlockError) as caught:
+        writer.write(0, b"other")
+    assert caught.value.code == codes.CHECKSUM_MISMATCH
+    assert world.node.path.read_bytes() == DATA
