@@ -177,3 +177,16 @@ def test_after_a_heartbeat_the_thread_rests_until_something_changes(make: Callab
     assert [is_set for is_set, _ in rests] == [False] * 4, "what has changed is said once"
     assert {timeout for _, timeout in rests} == {world.beats._config.heartbeat_interval_ms / 1000}
     assert pauses == [MIN_INTERVAL_S] * 4
+
+
+def test_a_failure_when_it_ends_already_is_none(make: Callable[..., World]) -> None:
+    world = make()
+
+    def fail(*_: Any) -> None:
+        world.beats._stopping.set()
+        raise OSError("no more")
+
+    world.beats._send = fail
+    world.beats.start()
+    world.beats._thread.join(WAIT_S)
+    assert not world.fatal

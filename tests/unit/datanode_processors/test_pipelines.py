@@ -431,3 +431,12 @@ def test_a_datanode_that_stops_waits_for_its_leaders(world: World, monkeypatch: 
     thread = pipeline._thread
     world.pipelines.stop()
     assert not thread.is_alive()
+
+
+def test_a_stream_is_checked_as_the_pipeline_is(world: World) -> None:
+    world.leading()
+    world.pipelines.check_stream(PARTITION, CONTAINER, 1)
+    world.pipelines.handle(CLOSING)
+    with pytest.raises(BlockError) as caught:
+        world.pipelines.check_stream(PARTITION, CONTAINER, 1)
+    assert caught.value.code == codes.CONTAINER_CLOSED

@@ -216,3 +216,13 @@ def test_committed_bytes_are_known_to_the_store_once_it_was_told(tmp_path: Path)
         assert caught.value.code == codes.CHECKSUM_MISMATCH
         writer.write(CELL, b"??")
     assert (store.container_folder(CONTAINER) / "7.block").read_bytes()[: CELL + 2] == DATA[:CELL] + b"??"
+
+
+def test_a_block_that_comes_behind_the_stores_back_is_stored_as_any_other(tmp_path: Path, stored: list[str]) -> None:
+    store = BlockStore(tmp_path)
+    folder = store.container_folder(CONTAINER)
+    folder.mkdir()
+    (folder / "7.block").write_bytes(DATA)
+    stored.clear()
+    assert store.stored_length(CONTAINER, 7) == len(DATA)
+    assert stored == ["7.block 1280", "1", "containers"]

@@ -599,6 +599,49 @@ def test_a_watch_ends_with_its_member(world: World) -> None:
     assert not found[0].satisfied
 
 
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("what", ["verified", "applied", "deleted"])
+def test_who_watches_is_told_at_once(world: World, monkeypatch: pytest.MonkeyPatch, what: str, several: bool) -> None:
+    pipeline, index = committed(world)
+    monkeypatch.setattr(f"{MODULE}.WATCH_STEP_S", 600.0)
+    pipeline._wanted = lambda *_: None
+    ahead = index + (what == "applied")
+    if what == "applied":
+        pipeline.on_verified(KEY, 1000)
+    heard: list[Any] = []
+
+    def ask() -> None:
+        try:
+            if several:
+                heard.append(pipeline.watch_all(watch_all((LOCAL, 1000), bcs_id=ahead, timeout_ms=600_000)))
+            else:
+                heard.append(pipeline.watch(watch(1000, bcs_id=ahead, timeout_ms=600_000)))
+        except BlockError as error:
+            heard.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    eventually(lambda: pipeline.changed._waiters)  # type: ignore[attr-defined]
+    if what == "verified":
+        pipeline.on_verified(KEY, 1000)
+    elif what == "applied":
+        pipeline.proposals.submit(put_all((LOCAL + 1, 10))).result(WAIT_S)
+        pipeline.on_applied()
+    else:
+        deletion = DeleteBlocks(partition=PARTITION, blocks=[BlockId(container_id=CONTAINER, local_id=LOCAL)])
+        pipeline.proposals.submit(deletion).result(WAIT_S)
+        pipeline.forget(KEY)
+        if several:  # it looks whether it makes sense to wait once a second
+            pipeline.stop()
+            pipeline.on_applied()
+    asking.join(WAIT_S / 2)
+    assert len(heard) == 1
+    if what != "deleted":
+        assert heard[0].satisfied
+    elif not several:
+        assert heard[0].code == codes.BLOCK_DELETED
+
+
 def test_a_watch_of_a_deleted_block_is_refused(world: World) -> None:
     pipeline, _ = committed(world)
     pipeline.proposals.submit(

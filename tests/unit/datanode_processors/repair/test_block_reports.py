@@ -279,3 +279,14 @@ def test_the_end_waits_for_no_scan_that_has_not_begun(scans: Scans) -> None:
     scans.world.reports._thread.join(WAIT_S)
     assert scans.begun == [1]
     assert scans.world.sent.empty(), "what is read when the end comes is not sent"
+
+
+def test_a_store_that_was_closed_by_the_end_is_no_failure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        world.reports._stop.set()
+        raise StoreFailure("as if")
+
+    monkeypatch.setattr(Snapshot, "iterate", fail)
+    world.barrier()
+    eventually(lambda: world.snapshots[0].closed)
+    assert (world.fatal, world.notes) == ([], [])

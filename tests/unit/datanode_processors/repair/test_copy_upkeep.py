@@ -881,3 +881,19 @@ def test_who_rests_ends_when_it_is_told(run: Run) -> None:
     assert upkeep._thread.daemon
     upkeep.stop()
     assert not upkeep._thread.is_alive()
+
+
+def test_a_failure_when_it_ends_already_is_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[BaseException] = []
+    node = run("dn4", member=False, fatal=heard.append)
+    upkeep = node.pipelines.upkeep
+
+    def fail() -> None:
+        upkeep._stopping.set()
+        raise MemoryError("as if")
+
+    monkeypatch.setattr(upkeep, "save", fail)
+    upkeep.named(CONTAINER, ["127.0.0.1:1"])
+    upkeep._thread.join(30)
+    assert not upkeep._thread.is_alive()
+    assert not heard
