@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from datanode_processors.blocks import block_writer
 from datanode_processors.blocks.block_store import BlockStore
+from datanode_processors.blocks.block_writer import STALE_WRITER_S
 from datanode_processors.blocks.blocks_together import BlocksTogether
 from datanode_processors.blocks.fsync import CLOSE, NEVER, PACKET
 from datanode_processors.errors import BlockError
@@ -226,3 +230,22 @@ def test_a_block_that_comes_behind_the_stores_back_is_stored_as_any_other(tmp_pa
     stored.clear()
     assert store.stored_length(CONTAINER, 7) == len(DATA)
     assert stored == ["7.block 1280", "1", "containers"]
+
+
+@pytest.mark.parametrize(("idle_s", "taken_over"), [(STALE_WRITER_S, False), (STALE_WRITER_S + 0.5, True)])
+def test_a_stream_may_be_idle_for_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle_s: float, taken_over: bool
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(block_writer, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    store = BlockStore(tmp_path)
+    writer = store.open_writer(CONTAINER, 7, 0, CELL)
+    now[0] += 50.0
+    writer.write(0, DATA)
+    now[0] += idle_s
+    assert writer.is_dead() == taken_over
+    if taken_over:
+        store.open_writer(CONTAINER, 7, 0, CELL).close()
+    with pytest.raises(BlockError) if taken_over else nullcontext():
+        writer.write(len(DATA), b"more")
+    writer.close()

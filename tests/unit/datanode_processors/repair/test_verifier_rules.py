@@ -486,3 +486,12 @@ def test_bytes_that_were_compared_with_a_row_are_not_overwritten_by_a_stream(wor
         writer.write(0, b"other")
     assert caught.value.code == codes.CHECKSUM_MISMATCH
     assert world.node.path.read_bytes() == DATA
+
+
+@pytest.mark.parametrize(("cell", "asked"), [(0, True), (CELLS - 1, True), (CELLS, False)])
+def test_a_cell_that_the_block_does_not_have_is_not_fetched(world: World, cell: int, asked: bool) -> None:
+    world.node.write()
+    world.verifier._repairs.add(PLACE, 0.0, cell)
+    assert world.verifier._next_to_fetch().place == PLACE
+    assert world.verifier._fetch(world.replica, KEY) == len(DATA)
+    assert (world.verifier.fetched_bytes > 0) == asked
