@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -166,14 +167,21 @@ def test_after_a_heartbeat_the_thread_rests_until_something_changes(make: Callab
             rests.append((self.is_set(), timeout))
             return super().wait(timeout)
 
-    real = world.beats._stopping.wait
-    world.beats._stopping.wait = lambda seconds=None: pauses.append(seconds) or real(0)  # type: ignore[method-assign]
+    class Quick(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            return super().wait(0)
+
+    def has_rested(times: int) -> bool:
+        return len(rests) == times
+
+    world.beats._stopping = Quick()
     world.beats._due = Watched()
     world.beats.start()
     for number in (1, 2, 3):
-        eventually(lambda number=number: len(rests) == number, timeout_s=WAIT_S)
+        eventually(partial(has_rested, number), timeout_s=WAIT_S)
         world.beats.changed()
-    eventually(lambda: len(rests) == 4, timeout_s=WAIT_S)
+    eventually(partial(has_rested, 4), timeout_s=WAIT_S)
     assert [is_set for is_set, _ in rests] == [False] * 4, "what has changed is said once"
     assert {timeout for _, timeout in rests} == {world.beats._config.heartbeat_interval_ms / 1000}
     assert pauses == [MIN_INTERVAL_S] * 4

@@ -308,12 +308,18 @@ def test_stores_are_closed_when_nothing_serves_any_more(make: Make, monkeypatch:
         "transfers": node.transfers, "trimming": node.trimming, "blocks together": node.blocks_together,
         "outbox": node.outbox, "pipelines": node.pipelines, "folder": node.folder,
     }  # fmt: skip
+
+    def told(name: str, do: Callable[[], None]) -> Callable[[], None]:
+        def tell() -> None:
+            closed.append(name)
+            do()
+
+        return tell
+
     for name, part in parts.items():
-        real = part.close
-        monkeypatch.setattr(part, "close", lambda name=name, real=real: closed.append(name) or real())
+        monkeypatch.setattr(part, "close", told(name, part.close))
     monkeypatch.setattr(module, "closing", lambda: closed.append("closing"))
-    stop = node.server.stop
-    monkeypatch.setattr(node.server, "stop", lambda: closed.append("server") or stop())
+    monkeypatch.setattr(node.server, "stop", told("server", node.server.stop))
     node.close()
     assert closed[:2] == ["server", "closing"], "errors from here on are those of closing"
     assert sorted(closed[2:]) == sorted(parts)

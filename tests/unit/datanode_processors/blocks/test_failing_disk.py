@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def put_a_loop_for_the_block(store: BlockStore) -> None:
 def test_a_block_that_cannot_be_looked_at_is_not_taken_for_one_that_is_not_there(store: BlockStore) -> None:
     put_a_file_for_the_container(store)
     for ask in (store.written_length, store.stored_length):
-        assert refused(lambda ask=ask: ask(CONTAINER, BLOCK)) == f"look at {file_of(store)}: Not a directory"
+        assert refused(partial(ask, CONTAINER, BLOCK)) == f"look at {file_of(store)}: Not a directory"
     refused(lambda: store.open_writer(CONTAINER, BLOCK, 0, CELL))
     store.container_folder(CONTAINER).unlink()
     assert store.written_length(CONTAINER, BLOCK) == 0, "it is looked at again"
@@ -170,7 +171,7 @@ def test_only_so_many_deletions_are_remembered(store: BlockStore, monkeypatch: p
     for local_id in (1, 2, 3):
         store.delete(CONTAINER, local_id)
     for local_id in (2, 3):
-        refused(lambda local_id=local_id: store.open_writer(CONTAINER, local_id, 0, CELL), codes.BLOCK_DELETED)
+        refused(partial(store.open_writer, CONTAINER, local_id, 0, CELL), codes.BLOCK_DELETED)
     write(store, 1)
 
 

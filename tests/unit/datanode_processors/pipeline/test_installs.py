@@ -30,6 +30,7 @@ from replicated_db.core.ports import LogBounds, LogUnavailable
 from replicated_db.core.tables.memory import ManualClock, MemoryLog
 from replicated_db.core.trimming.trim_rule import TrimWish
 from replicated_db.shell.bootstrap.candidate import candidate_folder
+from replicated_db.shell.bootstrap.opening import catch_up as really_catch_up
 from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
 from replicated_db.shell.trimming import log_trimmer
 from replicated_db.shell.trimming.log_trimmer import no_holds
@@ -339,10 +340,9 @@ def test_a_replica_that_is_installed_when_the_datanode_stops_is_let_go(
     world.trim()
     member = world.datanode("dn2")
     opened: list[Any] = []
-    real = installs_module.catch_up
 
     def catch_up(*given: Any) -> Any:
-        replica = real(*given)
+        replica = really_catch_up(*given)
         opened.append(replica)
         member.opening.installs._stop.set()
         return replica

@@ -306,7 +306,7 @@ class Told:
 
 def test_a_log_is_told_all_and_the_requests_before_an_append_are_handed_over():
     log: Any = Told()
-    handed = HandedOver(log, lambda: log.told.append("handed over"))
+    handed: Any = HandedOver(log, lambda: log.told.append("handed over"))
     assert handed.topic_id() == ("topic_id",)
     assert handed.bounds() == ("bounds",)
     assert handed.read(1, 2, 3.0) == ("read", 1, 2, 3.0)

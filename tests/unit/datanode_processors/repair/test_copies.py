@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.errors import BlockError
 from datanode_processors.repair import copies as module
 from datanode_processors.repair.copies import MAX_FETCHING, Copies, closed_rows
 from datanode_processors.repair.copy_sources import MAX_SOURCES
 from datanode_processors.repair.transfer import import_container, stored_rows
+from datanode_processors.repair.transfer import replace_rows as transfer_rows
 from datanode_processors.wire.peer import Peer
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key, decode_block_row, encode_block_row
@@ -259,14 +261,13 @@ def test_without_room_for_rows_files_are_removed_first(
     holder: Holder, monkeypatch: pytest.MonkeyPatch, last: bool
 ) -> None:
     holder.imported(*([1] if last else [1, 2]))
-    real = module.replace_rows
     there: list[list[int]] = []
 
     def replace_rows(*given: Any) -> None:
         there.append(holder.files())
         if len(there) == 1:
             raise BlockError(codes.DISK_FULL, "as if")
-        real(*given)
+        transfer_rows(*given)
 
     monkeypatch.setattr(module, "replace_rows", replace_rows)
     assert holder.delete((CONTAINER, 1)) == BCS_ID
@@ -290,10 +291,21 @@ def test_a_disk_that_fails_keeps_the_files_of_rows_that_it_did_not_take(
 # ------------------------------------------------------------------------------------------------- what they hold
 
 
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the containers whose rows are read from the disk from now on."""
+    read: list[int] = []
+
+    def rows(store: BlockStore, container_id: int) -> Iterator[tuple[bytes, bytes]]:
+        read.append(container_id)
+        return stored_rows(store, container_id)
+
+    monkeypatch.setattr(module, "stored_rows", rows)
+    return read
+
+
 def test_rows_are_read_once_and_again_after_a_deletion(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
     holder.imported(1, 2)
-    read: list[int] = []
-    monkeypatch.setattr(module, "stored_rows", lambda store, one: read.append(one) or stored_rows(store, one))
+    read = watched(monkeypatch)
     row = holder.copies.block(CONTAINER, 1)
     assert row is not None
     assert (row.length, row.deleted) == (len(SHORT), False)
@@ -312,8 +324,7 @@ def test_rows_of_the_copies_that_were_read_last_are_kept(holder: Holder, monkeyp
     first, second, third = (CONTAINER + 256 * number for number in range(3))
     for container_id in (first, second, third):
         holder.imported(1, container_id=container_id)
-    read: list[int] = []
-    monkeypatch.setattr(module, "stored_rows", lambda store, one: read.append(one) or stored_rows(store, one))
+    read = watched(monkeypatch)
     for container_id in (first, second, first, third, first, second):
         assert holder.copies.rows(container_id)
     assert read == [first, second, third, second]

@@ -11,7 +11,7 @@ from datanode_processors.tokens import guard as module
 from datanode_processors.tokens.core.token_needs import needs_of
 from datanode_processors.tokens.guard import BlockTokenGuard
 from schemas import stream_errors as codes
-from schemas.access.block_tokens import READ_BLOCK, WRITE_BLOCK, BlockToken, TokenNeed, issued_token
+from schemas.access.block_tokens import READ_BLOCK, WRITE_BLOCK, BlockToken, TokenNeed, issued_token, verified_token
 from schemas.records.datanode import (
     BlockTokenKey,
     BlockTokenKeys,
@@ -138,11 +138,10 @@ def test_only_so_many_tokens_are_remembered_and_each_is_compared_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: list[bytes] = []
-    real = module.verified_token
 
     def verified(data: bytes, *given: Any) -> BlockToken:
         compared.append(data)
-        return real(data, *given)
+        return verified_token(data, *given)
 
     monkeypatch.setattr(module, "verified_token", verified)
     monkeypatch.setattr(module, "MAX_VERIFIED", 2)

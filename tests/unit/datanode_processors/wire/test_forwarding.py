@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,7 @@ class Below:
 class World:
     """A datanode, the one below it, and a client that has opened a stream to both."""
 
-    def __init__(self, folder: Path, **limits: float) -> None:
+    def __init__(self, folder: Path, **limits: Any) -> None:
         self.node = Datanode("above", folder, replace(WireLimits(linger_s=0.1, stop_grace_s=0.1), **limits))
         self.below = Below()
         self.client = Client(self.node.address)
@@ -135,7 +136,7 @@ Make = Callable[..., World]
 def make(tmp_path: Path) -> Iterator[Make]:
     made: list[World] = []
 
-    def begin(**limits: float) -> World:
+    def begin(**limits: Any) -> World:
         made.append(World(tmp_path, **limits))
         return made[-1]
 

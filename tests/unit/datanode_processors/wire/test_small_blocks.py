@@ -427,7 +427,7 @@ def test_what_nobody_has_stored_is_neither_committed_nor_watched(nodes: list[Dat
 @pytest.mark.parametrize("outcomes", [0, 1, 3])
 def test_a_leader_that_does_not_say_what_became_of_each_block_has_failed(nodes: list[Datanode], outcomes: int) -> None:
     committed = BlocksCommitted(leader="dn1", outcomes=[STORED] * outcomes)
-    nodes[0].pipelines.handle = lambda _: committed  # type: ignore[method-assign]
+    nodes[0].pipelines.handle = lambda request: committed  # type: ignore[method-assign]
     with pytest.raises(BlockError, match="answers PutBlocks with a BlocksCommitted") as caught:
         ask(nodes[0], blocks_together(chain(nodes), [(1, b"one"), (2, b"two")]))
     assert caught.value.code == codes.FAILED
