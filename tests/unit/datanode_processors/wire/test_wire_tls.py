@@ -19,7 +19,7 @@ from datanode_processors.wire import wire_tls
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.core.permits import MAY, check_request
 from datanode_processors.wire.peer import Peer
-from datanode_processors.wire.wire import WireClosed, read_error
+from datanode_processors.wire.wire import WireClosed, connect, read_error
 from datanode_processors.wire.wire_tls import WireTls
 from om_processors.fleet.datanode_client import DatanodeFailed, ask
 from producers.blocks.datanode_connection import DatanodeConnection
@@ -40,6 +40,7 @@ from schemas.records.datanode import (
 from schemas.records.packets import Kind
 from schemas.security.certificates import PeerIdentity, Role, WrongPeer
 from schemas.security.tls import ProcessTls
+from schemas.security.tls_socket import TlsSocket
 from tests.support.datanodes.streams import (
     CELL,
     CLUSTER,
@@ -370,3 +371,37 @@ def test_a_child_with_another_ones_certificate_is_named(site: Site, tmp_path: Pa
         stream_errors.DOWNSTREAM_FAILED, stream_errors.PERMISSION_DENIED, "dn2",
     )  # fmt: skip
     client.close()
+
+
+def test_small_frames_that_are_in_a_record_already_come_before_all_others(site: Site):
+    """The kernel takes nothing more: a frame counts as sent if TLS is committed to it, and none is sent twice."""
+    accepted: list[TlsSocket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            sock, _ = listener.accept()
+            accepted.append(site.tls("dn2", Role.DATANODE).accept(sock, 30))
+
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        wire = connect(f"127.0.0.1:{listener.getsockname()[1]}", 30, site.tls("dn1", Role.DATANODE))
+        accepting.join()
+    frames = [number.to_bytes(4, "big") * 250 for number in range(100_000)]
+    sent = next(number for number, frame in enumerate(frames) if not wire.send_small(frame))
+    assert not wire.send_small(frames[sent])
+    expected = b"".join(frames[: sent + 1])
+    heard = bytearray()
+
+    def hear() -> None:
+        space = bytearray(1 << 16)
+        accepted[0].settimeout(30)
+        while len(heard) < len(expected):
+            heard.extend(space[: accepted[0].recv_into(space)])
+
+    hearing = threading.Thread(target=hear)
+    hearing.start()
+    wire.wait_send(frames[sent], timeout_s=30)
+    hearing.join(30)
+    assert bytes(heard) == expected
+    wire.close()
+    accepted[0].close()
