@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,11 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from datanode_processors.blocks import block_writer
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.blocks.block_writer import STALE_WRITER_S
 from datanode_processors.blocks.blocks_together import BlocksTogether
+from datanode_processors.blocks.cell_reader import READ_BYTES
 from datanode_processors.blocks.fsync import CLOSE, NEVER, PACKET
 from datanode_processors.errors import BlockError
 from datanode_processors.layout import VERSION_FILE, Layout, LayoutRefused, open_folder, read_layout, write_layout
@@ -92,6 +95,59 @@ def test_bytes_are_stored_as_the_policy_says(tmp_path: Path, stored: list[str], 
         assert [name for name in stored if "block" in name] == (files if fsync == PACKET else [])
         writer.flush()
     assert [name for name in stored if "block" in name] == files
+
+
+def test_bytes_of_a_new_block_count_as_stored_once_they_are(tmp_path: Path) -> None:
+    store = BlockStore(tmp_path, fsync=CLOSE)
+    with store.open_writer(CONTAINER, 7, 0, CELL) as writer:
+        assert store.stored_length(CONTAINER, 7) == 0
+        writer.write(0, DATA)
+        assert (store.written_length(CONTAINER, 7), store.stored_length(CONTAINER, 7)) == (len(DATA), 0)
+        writer.flush()
+        writer.write(len(DATA), DATA)
+        assert store.stored_length(CONTAINER, 7) == len(DATA), "up to where it was flushed"
+
+
+def test_files_of_blocks_that_come_together_are_stored_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = BlockStore(tmp_path)
+    together = BlocksTogether(store)
+    met = threading.Barrier(3)
+    monkeypatch.setattr(store.fsyncs, "file", lambda _: met.wait(30))
+    cells = [(memoryview(b"data"), crc32c(b"data"))]
+    outcomes = together.write([(CONTAINER, local_id, cells) for local_id in (1, 2, 3)], CELL, lambda: True)
+    assert outcomes == [None] * 3
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(store.fsyncs, "file", lambda _: threads.append(threading.current_thread()))
+    assert together.write([(CONTAINER, 4, cells)], CELL, lambda: True) == [None]
+    assert threads == [threading.current_thread()], "one alone waits for no other thread"
+    together.close()
+
+
+@pytest.mark.parametrize(
+    ("cell", "sizes"),
+    [(CELL, [READ_BYTES, READ_BYTES, 2 * CELL + 7]), (2 * READ_BYTES, [2 * READ_BYTES, 2 * CELL + 7])],
+)
+def test_bytes_are_read_in_steps_of_whole_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cell: int, sizes: list[int]
+) -> None:
+    store = BlockStore(tmp_path)
+    data = bytes(2 * READ_BYTES + 2 * CELL + 7)
+    with store.open_writer(CONTAINER, 7, 0, CELL) as writer:
+        writer.write(0, data)
+    real = os.pread
+    read: list[int] = []
+
+    def pread(descriptor: int, size: int, offset: int) -> bytes:
+        read.append(size)
+        return real(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    found = [bytes(piece) for _, piece, _ in store.read(CONTAINER, 7, 0, len(data), bytes_per_checksum=cell)]
+    assert b"".join(found) == data
+    assert {len(piece) for piece in found[:-1]} == {cell}
+    assert read == sizes
 
 
 def test_a_copy_appears_when_all_of_it_is_stored(tmp_path: Path, stored: list[str]) -> None:
