@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -106,6 +107,24 @@ def test_bytes_of_a_new_block_count_as_stored_once_they_are(tmp_path: Path) -> N
         writer.flush()
         writer.write(len(DATA), DATA)
         assert store.stored_length(CONTAINER, 7) == len(DATA), "up to where it was flushed"
+
+
+def test_what_was_found_on_the_disk_and_cannot_be_stored_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(BlockStore(tmp_path), 7)
+    store = BlockStore(tmp_path)
+    assert store.written_length(CONTAINER, 7) == len(DATA)
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.fsyncs, "file", fail)
+        refused(lambda: store.stored_length(CONTAINER, 7))
+    assert (store.written_length(CONTAINER, 7), store.stored_length(CONTAINER, 7)) == (0, 0)
+    write(store, 7)
+    assert store.stored_length(CONTAINER, 7) == len(DATA)
 
 
 def test_files_of_blocks_that_come_together_are_stored_at_the_same_time(

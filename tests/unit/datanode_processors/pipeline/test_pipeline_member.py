@@ -501,7 +501,8 @@ def no_wait(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_watch_without_time_waits_for_nothing(world: World, monkeypatch: pytest.MonkeyPatch, timeout_ms: int) -> None:
     pipeline = world.member("dn2")
     no_wait(pipeline, monkeypatch)
-    assert not pipeline.watch(watch(1, timeout_ms=timeout_ms)).satisfied
+    watched = pipeline.watch(watch(1, timeout_ms=timeout_ms))
+    assert (watched.datanode, watched.bcs_id, watched.length, watched.satisfied) == ("dn2", 0, 0, False)
     found = pipeline.watch_all(watch_all((1, 100), timeout_ms=timeout_ms))
     assert (found.datanode, found.bcs_id, found.satisfied) == ("dn2", 0, False)
 
