@@ -440,3 +440,20 @@ def test_a_stream_is_checked_as_the_pipeline_is(world: World) -> None:
     with pytest.raises(BlockError) as caught:
         world.pipelines.check_stream(PARTITION, CONTAINER, 1)
     assert caught.value.code == codes.CONTAINER_CLOSED
+
+
+def test_a_container_that_need_not_be_closed_hides_no_other(
+    tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.LOOKS_PER_SIZE", 10**9)
+    world = World(tmp_path, container_bytes=2 * CELL)
+    pipeline = world.leading()
+    for number, cells in enumerate((1, 2, 1, 2)):
+        with world.store.open_writer(CONTAINER + 256 * number, 1, 0, CELL) as writer:
+            writer.write(0, bytes(cells * CELL))
+            writer.flush()
+    asked: list[int] = []
+    pipeline.proposals.submit = lambda request: asked.append(request.container_id)
+    world.pipelines._close_full_containers()
+    assert asked == [CONTAINER + 256, CONTAINER + 3 * 256]
+    world.end()

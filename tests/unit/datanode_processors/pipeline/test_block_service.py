@@ -787,3 +787,23 @@ def test_a_log_that_takes_no_base_now_is_overloaded_and_one_of_an_old_level_has_
     error = decode(service.execute(proposal, transaction, NOW_MS).response)
     assert isinstance(error, StreamError)
     assert error.code == codes.INVALID_REQUEST
+
+
+def test_a_block_that_is_deleted_already_hides_no_other_in_a_request():
+    world = World()
+    for local_id in (1, 2, 3):
+        world.ask(put(CELL, local_id=local_id))
+    world.ask(delete(1))
+    world.ask(delete(1, 2, 3))
+    assert [world.row(local_id).deleted for local_id in (1, 2, 3)] == [True] * 3
+    assert [world.row(local_id).bcs_id for local_id in (1, 2, 3)] == [world.index - 1, world.index, world.index]
+
+
+def test_a_put_takes_away_the_chunks_that_it_covers_whole_and_no_others():
+    world = World()
+    for offset in (0, CELL, 2 * CELL):
+        world.ask(chunk(offset, DATA[offset : offset + CELL]))
+    world.ask(put(2 * CELL - 1))
+    assert world.chunks() == [(CELL, CELL), (2 * CELL, CELL)]
+    world.ask(put(2 * CELL))
+    assert world.chunks() == [(2 * CELL, CELL)], "the next one begins where the block ends"

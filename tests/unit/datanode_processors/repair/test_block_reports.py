@@ -289,3 +289,9 @@ def test_a_store_that_was_closed_by_the_end_is_no_failure(world: World, monkeypa
     world.barrier()
     eventually(lambda: world.snapshots[0].closed)
     assert (world.fatal, world.notes) == ([], [])
+
+
+def test_a_tombstone_hides_no_block_behind_it(world: World) -> None:
+    world.node.replica.put(row_of(b"", deleted=True), BLOCK - 1)
+    (container,) = world.report().containers
+    assert (container.blocks, container.used_bytes) == (1, len(DATA))

@@ -395,3 +395,21 @@ def test_a_copy_that_has_lost_its_rows_goes_if_it_has_no_file_either(holder: Hol
         (holder.store.container_folder(CONTAINER) / "1.block").unlink()
     assert holder.copies.drop_if_deleted(CONTAINER) != files
     assert holder.copies.is_here(CONTAINER) == files
+
+
+def test_blocks_of_copies_go_on_behind_any_place(holder: Holder) -> None:
+    other = CONTAINER + 256
+    holder.imported(1, 2, 3)
+    holder.imported(1, 2, container_id=other)
+    holder.delete((CONTAINER, 2))
+    places = [(PARTITION, CONTAINER, 1), (PARTITION, CONTAINER, 3), (PARTITION, other, 1), (PARTITION, other, 2)]
+
+    def behind(place: tuple[int, int, int] | None) -> list[tuple[int, int, int]]:
+        return [found[:3] for found in holder.node.pipelines.upkeep.committed_blocks(place)]
+
+    assert behind(None) == places
+    for number, place in enumerate(places, 1):
+        assert behind(place) == places[number:]
+    assert behind((PARTITION, CONTAINER, 2)) == places[1:]
+    assert behind((PARTITION - 1, other, 9)) == places
+    assert behind((PARTITION + 1, CONTAINER, 0)) == []

@@ -495,3 +495,43 @@ def test_a_cell_that_the_block_does_not_have_is_not_fetched(world: World, cell: 
     assert world.verifier._next_to_fetch().place == PLACE
     assert world.verifier._fetch(world.replica, KEY) == len(DATA)
     assert (world.verifier.fetched_bytes > 0) == asked
+
+
+def test_blocks_that_are_verified_together_are_each_told_or_left_to_their_repair(world: World) -> None:
+    """One that is damaged, one whose repair is planned already, and one that the log does not have, before others."""
+    keys = [block_key(CONTAINER, BLOCK + number) for number in range(5)]
+    world.node.write()
+    for number in (1, 3, 4):
+        world.node.write(DATA, BLOCK + number)
+        world.replica.put(row_of(), BLOCK + number)
+    (world.node.path.parent / f"{BLOCK + 3}.block").unlink()
+    world.node.store.forget_checksums(CONTAINER, BLOCK + 3)
+    world.verifier._repairs.add((PARTITION, keys[1]), 10**9)
+    world.verifier._verify_blocks(world.replica, keys)
+    assert world.replica.told == [("verified", keys[0], len(DATA)), ("verified", keys[4], len(DATA))]
+    assert list(world.replica.unhealthy) == [keys[3]]
+    assert all((PARTITION, key) in world.verifier._repairs for key in (keys[1], keys[3]))
+
+
+def test_a_repair_that_fails_keeps_no_thread_from_the_next(world: World) -> None:
+    other = block_key(CONTAINER, BLOCK + 1)
+    for node in (world.node, world.peer):
+        node.write(DATA, BLOCK + 1)
+    world.replica.put(row_of(), BLOCK + 1)
+    world.peer.replica.put(row_of(), BLOCK + 1)
+    fetch = world.verifier._fetch
+
+    def fail(pipeline: Any, key: bytes) -> Any:
+        if key == KEY:
+            raise BlockError(codes.NOT_COMMITTED, "as if")
+        return fetch(pipeline, key)
+
+    world.verifier._fetch = fail
+    world.verifier._repairs.add(PLACE, 0.0)
+    world.verifier._repairs.add((PARTITION, other), 0.0)
+    steps = iter([world.verifier._next_to_fetch(), world.verifier._next_to_fetch(), None])
+    world.verifier._next_to_fetch = lambda: next(steps)
+    world.verifier._fetch_all()
+    assert PLACE in world.verifier._repairs
+    assert (PARTITION, other) not in world.verifier._repairs
+    assert len(world.notes) == 1

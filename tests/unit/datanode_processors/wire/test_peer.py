@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from datanode_processors.errors import BlockError
+from datanode_processors.errors import UNKNOWN_OFFSET, BlockError
 from datanode_processors.wire.peer import Peer
+from datanode_processors.wire.wire import stream_error, unreadable
 from schemas import stream_errors as codes
 from schemas.codecs.codec import encode
 from schemas.records.datanode import Accepted, CloseContainer, ReadBlock, StreamError
@@ -239,3 +240,13 @@ def test_a_connection_that_has_failed_is_of_no_further_use(played: Any, use: str
     assert error.code == codes.BAD_FRAME
     assert error.message.startswith(f"datanode at {one.address}: ")
     assert one.sequences == [1], "nothing more is sent"
+
+
+def test_an_error_that_cannot_be_read_says_nothing_of_how_far_a_stream_came() -> None:
+    said = unreadable(ValueError("cut off"))
+    assert said == StreamError(
+        code=codes.FAILED, message="an error that cannot be read: cut off", datanode="", offset=UNKNOWN_OFFSET, hint=""
+    )
+    told = stream_error("dn1", BlockError("X", "as if"))
+    assert told == StreamError(code="X", message="as if", datanode="dn1", offset=UNKNOWN_OFFSET, hint="")
+    assert stream_error("dn1", BlockError("X", "as if", 7, "h", "dn2")).datanode == "dn2", "whoever failed first"

@@ -419,7 +419,7 @@ def test_what_is_committed_is_watched_up_to_its_index_for_no_longer_than_the_lim
 def test_what_nobody_has_stored_is_neither_committed_nor_watched(nodes: list[Datanode]) -> None:
     nodes[1].pipelines.closed.add(CONTAINER)
     written = ask(nodes[0], blocks_together(chain(nodes), [(1, b"one"), (2, b"two")]))
-    assert [outcome.code for outcome in written.outcomes] == [codes.CONTAINER_CLOSED] * 2
+    assert [(one.code, one.bcs_id) for one in written.outcomes] == [(codes.CONTAINER_CLOSED, 0)] * 2
     assert (written.datanode, written.leader, written.watched) == ("dn1", "", [])
     assert not nodes[0].pipelines.batches
 
@@ -453,3 +453,11 @@ def test_a_block_that_its_leader_refuses_is_not_watched(nodes: list[Datanode]) -
     watched.clear()
     written = ask(nodes[0], blocks_together(chain(nodes), [(3, b"three")]))
     assert (written.watched, watched) == ([], [])
+
+
+def test_who_is_not_the_root_says_what_is_stored_and_commits_nothing(nodes: list[Datanode]) -> None:
+    routes = chain(nodes[:2])
+    written = ask(nodes[1], blocks_together(routes, [(1, b"one"), (2, b"two")]))
+    assert (written.datanode, written.leader, written.watched) == ("dn2", "", [])
+    assert written.outcomes == [BlockOutcome(code="", message="", bcs_id=0)] * 2
+    assert not nodes[1].pipelines.batches
