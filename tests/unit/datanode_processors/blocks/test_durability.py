@@ -324,3 +324,18 @@ def test_a_stream_may_be_idle_for_so_long(
     with pytest.raises(BlockError) if taken_over else nullcontext():
         writer.write(len(DATA), b"more")
     writer.close()
+
+
+def test_a_file_that_was_cut_is_stored_at_its_length(tmp_path: Path, stored: list[str]) -> None:
+    store = BlockStore(tmp_path)
+    write(store, 7)
+    stored.clear()
+    store.reclaim(CONTAINER, 7, CELL)
+    assert stored == [f"7.block {CELL}"]
+    assert store.stored_length(CONTAINER, 7) == CELL
+    stored.clear()
+    store.reclaim(CONTAINER, 7, CELL)
+    store.reclaim(CONTAINER, 7, 2 * CELL)
+    store.reclaim(CONTAINER, 8, 0)
+    assert stored == [], "there is nothing to cut"
+    assert store.written_length(CONTAINER, 7) == CELL

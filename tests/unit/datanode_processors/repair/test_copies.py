@@ -217,8 +217,10 @@ def test_blocks_are_deleted_one_after_the_other_and_the_copy_goes_with_the_last(
     assert {local_id: row.deleted for local_id, row in holder.copies.stored(CONTAINER).items()} == {1: True, 2: False}
     (usage,) = holder.store.containers()
     assert (usage.blocks, usage.used_bytes, usage.closed) == (1, len(SHORT), True)
+    rows = holder.rows_file().stat()
     assert holder.delete((CONTAINER, 1)) == BCS_ID, "a second time"
     assert holder.delete((CONTAINER, 9)) == 0, "a block that was never here"
+    assert holder.rows_file().stat().st_ino == rows.st_ino, "there is nothing new to write"
     assert holder.files() == [2]
     assert holder.delete((CONTAINER, 2)) == BCS_ID
     assert not holder.copies.is_here(CONTAINER)
