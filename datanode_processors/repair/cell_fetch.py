@@ -92,13 +92,11 @@ def runs_of(cells: list[int]) -> Iterator[tuple[int, int]]:
     >>> list(runs_of([0, 1, 2, 5]))
     [(0, 2), (5, 5)]
     """
-    first = last = None
+    run: list[int] = []
     for cell in cells:
-        if last is not None and first is not None and cell == last + 1 and cell - first < RUN_CELLS:
-            last = cell
-            continue
-        if first is not None and last is not None:
-            yield first, last
-        first = last = cell
-    if first is not None and last is not None:
-        yield first, last
+        if run and (cell != run[-1] + 1 or len(run) == RUN_CELLS):
+            yield run[0], run[-1]
+            run = []
+        run.append(cell)
+    if run:
+        yield run[0], run[-1]

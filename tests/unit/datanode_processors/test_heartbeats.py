@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 
 from datanode_processors import heartbeats as module
 from datanode_processors.config import DatanodeConfig
-from datanode_processors.heartbeats import Heartbeats
+from datanode_processors.heartbeats import MIN_INTERVAL_S, Heartbeats
 from replicated_db.shell.system import SystemClock
 from schemas.codecs.codec import decode_as
 from schemas.records.datanode import Heartbeat
@@ -133,6 +135,7 @@ def test_a_change_is_said_at_once_and_nothing_after_the_end(make: Callable[..., 
     world.beats.changed()
     assert world.sent.get(timeout=WAIT_S)[1].incarnation == first.incarnation
     world.beats.stop()
+    assert not world.beats._thread.is_alive(), "the one under way is waited for"
     assert world.beats.sent == 2
     world.beats.changed()
     assert world.sent.empty()
@@ -152,3 +155,46 @@ def test_a_failure_to_send_ends_the_process(make: Callable[..., World]) -> None:
     world.broken = OSError("no more")
     world.beats.start()
     eventually(lambda: world.fatal == [world.broken], timeout_s=WAIT_S)
+
+
+def test_after_a_heartbeat_the_thread_rests_until_something_changes(make: Callable[..., World]) -> None:
+    world = make()
+    pauses: list[float | None] = []
+    rests: list[tuple[bool, float | None]] = []
+
+    class Watched(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            rests.append((self.is_set(), timeout))
+            return super().wait(timeout)
+
+    class Quick(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            return super().wait(0)
+
+    def has_rested(times: int) -> bool:
+        return len(rests) == times
+
+    world.beats._stopping = Quick()
+    world.beats._due = Watched()
+    world.beats.start()
+    for number in (1, 2, 3):
+        eventually(partial(has_rested, number), timeout_s=WAIT_S)
+        world.beats.changed()
+    eventually(partial(has_rested, 4), timeout_s=WAIT_S)
+    assert [is_set for is_set, _ in rests] == [False] * 4, "what has changed is said once"
+    assert {timeout for _, timeout in rests} == {world.beats._config.heartbeat_interval_ms / 1000}
+    assert pauses == [MIN_INTERVAL_S] * 4
+
+
+def test_a_failure_when_it_ends_already_is_none(make: Callable[..., World]) -> None:
+    world = make()
+
+    def fail(*_: Any) -> None:
+        world.beats._stopping.set()
+        raise OSError("no more")
+
+    world.beats._send = fail
+    world.beats.start()
+    world.beats._thread.join(WAIT_S)
+    assert not world.fatal

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from datanode_processors.layout import (
     LAYOUT_VERSION,
+    LOCK_FILE,
     VERSION_FILE,
     Create,
     Keep,
@@ -172,3 +173,12 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path):
     assert "another process has it open" in refused.stderr
     folder.close()
     assert subprocess.run(other, check=False, env=environment).returncode == 0
+
+
+def test_the_lock_of_a_folder_is_for_its_owner_and_group_alone(tmp_path: Path):
+    before = os.umask(0)
+    try:
+        open_folder(tmp_path / "dn1", datanode="dn1", cluster="test").close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "dn1" / LOCK_FILE).stat().st_mode & 0o777 == 0o640

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -135,13 +136,19 @@ def test_containers_that_stay_open_are_named_and_nothing_is_marked(make: Make, m
     with node.blocks.open_writer(CONTAINER, 1, 0, CELL) as writer:
         writer.write(0, bytes(CELL))
     asked: list[int] = []
-    monkeypatch.setattr(module, "POLL_S", 0.01)
-    monkeypatch.setattr(module, "PREPARE_TIMEOUT_S", 0.05)
+    now = [100.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(module, "POLL_S", 0.125)
+    monkeypatch.setattr(module, "PREPARE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     monkeypatch.setattr(node.pipelines, "close_container", asked.append)
     with pytest.raises(BlockError, match=rf"open here: \[{CONTAINER}\]") as caught:
         node.prepare_upgrade()
     assert caught.value.code == codes.TIMED_OUT
-    assert 1 < len(asked) < 20
+    assert asked == [CONTAINER] * 5, "at once, and after each pause until the time is over"
     assert not node._is_prepared()
 
 
@@ -169,6 +176,154 @@ def test_what_begins_with_the_node_ends_with_it(make: Make, died: list[BaseExcep
         pass
     folder_of(node.config).close()  # its lock is free
     assert not died
+
+
+SERVING = {"block-scrub", "block-reports", "elections", "fetch", "heartbeats", "verify", "log trimming", "dn1-accept"}
+"""Threads that a datanode has as long as it serves."""
+
+
+def test_no_thread_of_a_node_outlives_it(make: Make) -> None:
+    before = set(threading.enumerate())
+    node = make(block_scrub_interval_ms=1_000, trim_log_after_ms=1_000)
+    node.start()
+    begun = {thread.name for thread in set(threading.enumerate()) - before}
+    assert begun > SERVING
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name in SERVING), "none keeps a process"
+    node.close()
+    eventually(lambda: set(threading.enumerate()) <= before)
+
+
+def test_before_a_node_ends_it_serves_no_more_but_answers_from_its_stores(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "end_soon", lambda _: None)
+    node = make(block_scrub_interval_ms=1_000, trim_log_after_ms=1_000)
+    pipeline = leading(node)
+    assert pipeline._thread.daemon
+    node.heartbeats.start()
+    node.trim_loop.start()
+    node._scrubbing.start()
+    asyncio.run(node._hand_over())
+    eventually(lambda: not SERVING & {thread.name for thread in threading.enumerate()})
+    assert not pipeline.loop.leading
+    assert pipeline.block(CONTAINER, 1) is None, "the follower still applies what is in flight"
+
+
+def test_a_datanode_knows_which_pipelines_it_leads(make: Make) -> None:
+    node = make()
+    leading(node)
+    assert node._leads(PARTITION)
+    assert not node._leads(PARTITION + 1), "no pipeline of this datanode"
+
+
+def test_a_log_is_held_from_where_a_transfer_still_needs_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = make()
+    assert node._holds(PARTITION) == ()
+    monkeypatch.setattr(node.transfers, "holds", {PARTITION: 0}.get)
+    assert node._holds(PARTITION) == (0,), "from the very beginning"
+    assert node._holds(PARTITION + 1) == ()
+
+
+def test_an_upgrade_is_not_prepared_while_a_replica_is_installed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = make()
+    waiting = [{"pipeline": "pipeline-3"}, {"pipeline": "pipeline-5"}]
+    monkeypatch.setattr(node.pipelines.installs, "status", lambda: waiting)
+    with pytest.raises(BlockError, match="cannot be closed yet: pipeline-3, pipeline-5") as caught:
+        node.prepare_upgrade()
+    assert caught.value.code == codes.FAILED
+    assert not node._is_prepared()
+
+
+def test_a_new_pipeline_takes_the_mark_of_an_upgrade_away(make: Make) -> None:
+    node = make()
+    node.folder.mark_prepared(True)
+    leading(node)
+    assert not node._is_prepared()
+
+
+def test_the_interval_of_scrubbing_is_that_of_rounds_and_of_looks_at_copies(make: Make) -> None:
+    node = make(block_scrub_interval_ms=90_000)
+    assert node.scrubber._round_s == 90.0
+    assert node.pipelines.upkeep._plan._interval_s == 90.0
+
+
+def test_only_the_first_containers_that_stay_open_are_named(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = make()
+    containers = [CONTAINER + 256 * number for number in range(11)]
+    usage = [SimpleNamespace(container_id=container_id, closed=False) for container_id in containers]
+    usage.append(SimpleNamespace(container_id=1, closed=True))
+    monkeypatch.setattr(node.blocks, "containers", lambda: usage)
+    monkeypatch.setattr(module, "PREPARE_TIMEOUT_S", -1.0)
+    with pytest.raises(BlockError) as caught:
+        node.prepare_upgrade()
+    assert caught.value.message == f"containers are still open here: {containers[:10]}"
+
+
+def test_the_group_of_a_process_begins_behind_what_its_replicas_have(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed: list[Any] = []
+    monkeypatch.setattr(module, "place_group", lambda *given: placed.append(given))
+    node = make()
+    assert placed == [(node.config, node.app.conf.id, {}, PARTITIONS)]
+    leading(node)
+    node.close()
+    again = make()
+    ((config, group, replicas, _),) = placed[1:]
+    assert (config, group) == (again.config, again.app.conf.id)
+    assert list(replicas) == [PARTITION]
+    assert group != placed[0][1], "each process has a group of its own"
+
+
+def test_a_node_has_pages_and_hands_over_before_its_worker_ends(make: Make) -> None:
+    node = make()
+    app: Any = node.app
+    app.finalize()
+    app.web.init_server()
+    paths = {resource.canonical for resource in app.web.web_app.router.resources()}
+    pages = {
+        "/health", "/status", "/metrics", "/v1/prepare-upgrade", "/v1/shards/{shard}/digest", "/v1/shards/{shard}/rows",
+        "/v1/shards/{shard}/row",
+    }  # fmt: skip
+    assert {path.rstrip("/") for path in paths} >= pages
+    assert any("/transfers" in path for path in paths)
+    assert any("trim" in path for path in paths)
+    assert len(app.agents) > 0
+    receivers = [str(receiver) for receiver in app.on_before_shutdown.iter_receivers(app)]
+    assert any("_hand_over" in receiver for receiver in receivers)
+
+
+def test_what_a_node_says_of_a_shard_is_logged(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    node = make()
+    with caplog.at_level(logging.INFO):
+        node._note("as if", shard=PARTITION)
+    assert "as if" in caplog.text
+
+
+def test_stores_are_closed_when_nothing_serves_any_more(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = make()
+    node.start()
+    closed: list[str] = []
+    parts: dict[str, Any] = {
+        "transfers": node.transfers, "trimming": node.trimming, "blocks together": node.blocks_together,
+        "outbox": node.outbox, "pipelines": node.pipelines, "folder": node.folder,
+    }  # fmt: skip
+
+    def told(name: str, do: Callable[[], None]) -> Callable[[], None]:
+        def tell() -> None:
+            closed.append(name)
+            do()
+
+        return tell
+
+    for name, part in parts.items():
+        monkeypatch.setattr(part, "close", told(name, part.close))
+    monkeypatch.setattr(module, "closing", lambda: closed.append("closing"))
+    monkeypatch.setattr(node.server, "stop", told("server", node.server.stop))
+    node.close()
+    assert closed[:2] == ["server", "closing"], "errors from here on are those of closing"
+    assert sorted(closed[2:]) == sorted(parts)
+    assert closed[-1] == "folder", "another process may take it from here on"
 
 
 def test_without_an_interval_blocks_are_not_scrubbed(make: Make) -> None:
@@ -256,13 +411,48 @@ def test_threads_that_are_still_busy_are_named(caplog: pytest.LogCaptureFixture)
     assert "MainThread" not in record.getMessage()
 
 
-def leave_this_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have ``run`` change nothing that is the whole process's: its memory, logging, collector and event loop."""
+def leave_this_process_alone(monkeypatch: pytest.MonkeyPatch, **partitions: int) -> list[tuple[Any, ...]]:
+    """Have ``run`` change nothing that is the whole process's: its memory, logging, collector and event loop.
+
+    Returns what it would have changed, in order.
+    """
+    changed: list[tuple[Any, ...]] = []
     for name in ("keep_freed_memory", "validate_schemas", "calm_collector"):
-        monkeypatch.setattr(module, name, lambda: None)
-    monkeypatch.setattr("replicated_db.shell.logs.configure", lambda *_: None)
-    monkeypatch.setattr("mode.loop.use", lambda _: None)
-    monkeypatch.setattr(module, "check_topics", lambda *_: topics_of())
+        monkeypatch.setattr(module, name, lambda name=name: changed.append((name,)))
+    monkeypatch.setattr("replicated_db.shell.logs.configure", lambda *given: changed.append(("logs", *given)))
+    monkeypatch.setattr("mode.loop.use", lambda loop: changed.append(("loop", loop)))
+    monkeypatch.setattr(module, "check_topics", lambda *_: topics_of(**partitions))
+    return changed
+
+
+def test_the_process_is_prepared_before_its_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = leave_this_process_alone(monkeypatch)
+    before: list[tuple[Any, ...]] = []
+
+    def refuse(_: Any) -> None:
+        before.extend(changed)
+        raise CannotStart("as if")
+
+    monkeypatch.setattr(module, "_folder", refuse)
+    monkeypatch.setattr(module, "fatal", lambda _: None)
+    module.run(config_of(tmp_path, "127.0.0.1:1", log_level="DEBUG", log_format="json"))
+    assert before == [
+        ("keep_freed_memory",),
+        ("logs", "dn1", "DEBUG", "json"),
+        ("validate_schemas",),
+        ("loop", "uvloop"),
+    ]
+
+
+def test_a_datanode_does_not_start_on_topics_that_do_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, died: list[BaseException]
+) -> None:
+    leave_this_process_alone(monkeypatch, audit=PARTITIONS - 1)
+    made: list[Any] = []
+    monkeypatch.setattr(module, "DatanodeProcess", lambda *given: made.append(given))
+    module.run(config_of(tmp_path, "127.0.0.1:1"))
+    assert [type(error) for error in died] == [WrongSetting]
+    assert not made
 
 
 @pytest.mark.parametrize(
@@ -290,11 +480,13 @@ def test_a_datanode_that_cannot_start_says_why(
 @pytest.mark.parametrize("ends_with", [SystemExit, KeyboardInterrupt])
 def test_a_datanode_serves_while_its_worker_runs_and_is_closed_however_that_ends(
     tmp_path: Path, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, died: list[BaseException],
-    ends_with: type[BaseException],
+    caplog: pytest.LogCaptureFixture, ends_with: type[BaseException],
 ) -> None:  # fmt: skip
-    leave_this_process_alone(monkeypatch)
+    changed = leave_this_process_alone(monkeypatch)
     nodes: list[DatanodeProcess] = []
     serving: list[bool] = []
+    busy = threading.Thread(target=lambda: busy_until.wait(30), name="busy-one", daemon=False)
+    busy_until = threading.Event()
 
     def accepts() -> bool:
         with socket.socket() as asking:
@@ -303,11 +495,16 @@ def test_a_datanode_serves_while_its_worker_runs_and_is_closed_however_that_ends
     class Worker:
         """What runs the app until a signal comes: Faust's own takes over signals, and ends the process."""
 
-        def __init__(self, app: Any, **_: Any) -> None:
+        def __init__(self, app: Any, **options: Any) -> None:
             assert app is nodes[0].app
+            # The process's own log stays as it was set up.
+            assert options == {"loglevel": "INFO", "redirect_stdouts": False, "override_logging": False}
 
         def execute_from_commandline(self) -> None:
             serving.append(accepts())
+            assert nodes[0].heartbeats._thread.is_alive()
+            assert changed[-1] == ("calm_collector",), "everything that stays is made by now"
+            busy.start()
             raise ends_with
 
     class Kept(DatanodeProcess):
@@ -317,8 +514,11 @@ def test_a_datanode_serves_while_its_worker_runs_and_is_closed_however_that_ends
 
     monkeypatch.setattr("datanode_processors.node.faust.Worker", Worker)
     monkeypatch.setattr(module, "DatanodeProcess", Kept)
-    with pytest.raises(ends_with):
+    with caplog.at_level(logging.INFO, "stratolog.node"), pytest.raises(ends_with):
         module.run(config_of(tmp_path, broker.bootstrap_servers))
+    busy_until.set()
+    busy.join()
+    assert "busy-one" in caplog.messages[-1]
     assert serving == [True]
     assert not accepts()
     assert not died

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,18 +20,27 @@ from replicated_db.core.tables.memory import MemoryLog
 from replicated_db.shell.system import SystemClock
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key
+from schemas.codecs.codec import decode, encode
 from schemas.records.datanode import (
+    Accepted,
+    BlockId,
     CloseContainer,
     ClosePipeline,
+    DeleteBlocks,
     FetchContainer,
     Forwarded,
     GetBlock,
     ListContainer,
     Member,
+    OpenBlocks,
     OpenPipeline,
+    OpenStream,
     PutBlock,
     WatchBlock,
+    WatchBlocks,
+    WriteBlocks,
 )
+from schemas.records.log import Barrier
 from tests.support.datanodes.checksums import checksums_of
 from tests.support.local.waiting import eventually
 
@@ -272,3 +283,177 @@ def test_a_container_is_closed_in_the_store_whatever_its_pipeline_says(world: Wo
         writer.flush()
     world.pipelines.close_container(container_id)
     eventually(lambda: all(world.closed()))
+
+
+# ------------------------------------------------------------------------------------------------ whose request it is
+
+STREAM = OpenStream(
+    container_id=CONTAINER, local_id=1, partition=PARTITION, offset=0, bytes_per_checksum=CELL, window_bytes=1, routes=[],
+)  # fmt: skip
+TOGETHER = OpenBlocks(partition=PARTITION, bytes_per_checksum=CELL, watch_timeout_ms=0, blocks=[], routes=[])
+CLOSING = CloseContainer(partition=PARTITION, container_id=CONTAINER)
+OF_THE_PIPELINE = {
+    "a stream": STREAM,
+    "blocks together": WriteBlocks(opening=encode(TOGETHER), data=b""),
+    "sent on": Forwarded(by="dn2", request=encode(CLOSING)),
+    "for a member": WatchBlocks(partition=PARTITION, bcs_id=0, timeout_ms=0, blocks=[]),
+}
+
+
+@pytest.mark.parametrize("request_", OF_THE_PIPELINE.values(), ids=OF_THE_PIPELINE)
+def test_what_datanodes_send_to_each_other_is_of_the_pipeline_that_it_names(world: World, request_: Any) -> None:
+    world.start()
+    with pytest.raises(BlockError) as caught:
+        world.pipelines.members_for(request_)
+    assert caught.value.code == codes.NO_SUCH_PIPELINE
+    world.pipelines.handle(opening())
+    assert world.pipelines.members_for(request_) == (PARTITION, ["dn1"])
+
+
+@pytest.mark.parametrize(
+    "request_", [Accepted(detail=""), Forwarded(by="dn2", request=encode(Accepted(detail="")))], ids=["", "sent on"]
+)
+def test_what_names_no_pipeline_is_of_none(world: World, request_: Any) -> None:
+    with pytest.raises(BlockError, match="Accepted") as caught:
+        world.pipelines.members_for(request_)
+    assert caught.value.code == codes.INVALID_REQUEST
+
+
+ELSEWHERE = CONTAINER + 1
+"""A container that cannot lie on the partition."""
+IMPOSSIBLE = {
+    "watch of no block": WatchBlock(
+        partition=PARTITION, container_id=CONTAINER, local_id=0, length=0, bcs_id=0, timeout_ms=0
+    ),
+    "watch of nothing": WatchBlocks(partition=PARTITION, bcs_id=0, timeout_ms=0, blocks=[]),
+    "no block": GetBlock(partition=PARTITION, container_id=CONTAINER, local_id=0),
+    "list of a container elsewhere": ListContainer(partition=PARTITION, container_id=ELSEWHERE),
+    "copy of a container elsewhere": FetchContainer(partition=PARTITION, container_id=ELSEWHERE, sources=["h:1"]),
+    "deletion of a block elsewhere": DeleteBlocks(
+        partition=PARTITION + 2, blocks=[BlockId(container_id=CONTAINER, local_id=1)]
+    ),
+}
+
+
+@pytest.mark.parametrize("request_", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_a_request_that_no_block_or_container_can_answer_is_refused(world: World, request_: Any) -> None:
+    world.leading()
+    with pytest.raises(BlockError) as caught:
+        world.pipelines.handle(request_)
+    assert caught.value.code == codes.INVALID_REQUEST
+
+
+# -------------------------------------------------------------------------------------------- what is applied or found
+
+
+def test_a_scrub_barrier_alone_has_the_blocks_read(world: World, log: MemoryLog) -> None:
+    pipeline = world.leading()
+    world.pipelines.stop()
+    barriers = [record for entry in log.entries if isinstance(record := decode(entry.value), Barrier)]
+    assert world.told.count(("scanned", PARTITION)) == sum(barrier.scrub for barrier in barriers) > 0
+    world.told.clear()
+    outcome: Any = SimpleNamespace(record=replace(barriers[0], scrub=False), position=pipeline.replica.position)
+    world.pipelines.on_record(pipeline.replica, outcome)
+    assert not world.told
+    outcome.record = replace(barriers[0], scrub=True)
+    world.pipelines.on_record(pipeline.replica, outcome)
+    assert world.told == [("scanned", PARTITION)]
+
+
+def test_who_waits_for_a_record_is_told_when_it_is_applied(world: World) -> None:
+    pipeline = world.leading()
+    began, seen = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with pipeline.changed:
+            began.set()
+            if pipeline.changed.wait(20):
+                seen.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    began.wait(20)
+    world.pipelines.handle(CLOSING)
+    waiting.join()
+    assert seen.is_set()
+
+
+def test_bad_cells_of_a_member_are_fetched_and_those_of_a_copy_are_damage(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = world.leading()
+    fetched: list[Any] = []
+    damaged: list[Any] = []
+    monkeypatch.setattr(world.pipelines.verifier, "repair", lambda *given: fetched.append(given))
+    monkeypatch.setattr(world.pipelines.upkeep, "damaged", lambda *given: damaged.append(given))
+    world.pipelines.repair(PARTITION, CONTAINER, 1, [0, 2])
+    assert fetched == [(pipeline, KEY, 0), (pipeline, KEY, 2)]
+    world.pipelines.table.expect(PARTITION + 1)
+    world.pipelines.repair(PARTITION + 1, CONTAINER + 1, 1, [0])
+    assert not damaged, "its rows are being installed"
+    world.pipelines.repair(PARTITION + 2, CONTAINER + 2, 1, [0, 2])
+    assert damaged == [(CONTAINER + 2, 1, f"the copy of block {CONTAINER + 2}/1 here is damaged in 2 cells")]
+    assert len(fetched) == 2
+
+
+def test_a_pipeline_that_is_installed_is_reported_beside_the_others(world: World) -> None:
+    world.leading()
+    waiting: Any = SimpleNamespace(partition=PARTITION + 1, wants=SimpleNamespace(why="its log is trimmed"))
+    world.pipelines.installs.add(waiting)
+    assert [(one.partition, one.healthy) for one in world.pipelines.reports()] == [(PARTITION, True), (4, False)]
+
+
+def test_bytes_that_were_fetched_are_those_of_members_and_of_copies(world: World) -> None:
+    assert world.pipelines.fetched_bytes == 0
+    world.pipelines.verifier.fetched_bytes = 5
+    world.pipelines.upkeep._actions.fetched_bytes = 2
+    assert world.pipelines.fetched_bytes == 7
+
+
+def test_after_a_restart_the_known_pipelines_are_followed_again(tmp_path: Path, log: MemoryLog) -> None:
+    first = World(tmp_path)
+    first.leading()
+    first.write()
+    first.end()
+    again = World(tmp_path)
+    assert not again.told, "nothing is followed before the start"
+    again.start()
+    assert again.told[0] == PARTITION
+    pipeline = again.pipelines.table.member(PARTITION)
+    eventually(lambda: pipeline.loop.leading)
+    found = again.pipelines.handle(GetBlock(partition=PARTITION, container_id=CONTAINER, local_id=1))
+    assert found.stored_length == CELL
+    again.end()
+
+
+def test_a_datanode_that_stops_waits_for_its_leaders(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = world.leading()
+    thread = pipeline._thread
+    world.pipelines.stop()
+    assert not thread.is_alive()
+
+
+def test_a_stream_is_checked_as_the_pipeline_is(world: World) -> None:
+    world.leading()
+    world.pipelines.check_stream(PARTITION, CONTAINER, 1)
+    world.pipelines.handle(CLOSING)
+    with pytest.raises(BlockError) as caught:
+        world.pipelines.check_stream(PARTITION, CONTAINER, 1)
+    assert caught.value.code == codes.CONTAINER_CLOSED
+
+
+def test_a_container_that_need_not_be_closed_hides_no_other(
+    tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.LOOKS_PER_SIZE", 10**9)
+    world = World(tmp_path, container_bytes=2 * CELL)
+    pipeline = world.leading()
+    for number, cells in enumerate((1, 2, 1, 2)):
+        with world.store.open_writer(CONTAINER + 256 * number, 1, 0, CELL) as writer:
+            writer.write(0, bytes(cells * CELL))
+            writer.flush()
+    asked: list[int] = []
+    pipeline.proposals.submit = lambda request: asked.append(request.container_id)
+    world.pipelines._close_full_containers()
+    assert asked == [CONTAINER + 256, CONTAINER + 3 * 256]
+    world.end()

@@ -69,3 +69,27 @@ def test_few_buffers_are_written_too(descriptor: int, buffers: list[bytes]):
 def test_a_disk_without_room_is_told_from_one_that_fails(number: int, code: str):
     error = block_error(OSError(number, "as the kernel says"), "write", Path("/somewhere/1.block"))
     assert (error.code, str(error).endswith("write /somewhere/1.block: as the kernel says")) == (code, True)
+
+
+@pytest.mark.parametrize(
+    ("count", "calls"), [(0, []), (1, [1]), (2, [2]), (MAX_VECTORS, [MAX_VECTORS]), (MAX_VECTORS + 1, [MAX_VECTORS, 1])]
+)
+def test_buffers_go_to_the_kernel_together(
+    descriptor: int, monkeypatch: pytest.MonkeyPatch, count: int, calls: list[int]
+):
+    pwrite, pwritev = os.pwrite, os.pwritev
+    given: list[int] = []
+
+    def write_one(descriptor: int, data: Any, offset: int) -> int:
+        given.append(1)
+        return pwrite(descriptor, data, offset)
+
+    def write_many(descriptor: int, buffers: Any, offset: int) -> int:
+        given.append(len(buffers))
+        return pwritev(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "pwrite", write_one)
+    monkeypatch.setattr(os, "pwritev", write_many)
+    write_fully(descriptor, [b"ab"] * count, 0)
+    assert given == calls
+    assert read_fully(descriptor, 0, 1000) == b"ab" * count

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datanode_processors.errors import MAX_NAME_CHARACTERS, UNKNOWN_OFFSET, BlockError
-from datanode_processors.pipeline.core.block_service import REFUSED, BlockService
+from datanode_processors.pipeline.core.block_service import REFUSED, BlockService, LogPipelineBase
 from datanode_processors.pipeline.core.block_tables import (
     CLOSED,
     DN_FAMILIES,
@@ -38,6 +38,7 @@ from datanode_processors.pipeline.core.request_checks import (
     check_put_block,
     check_texts,
 )
+from replicated_db.core.errors import Refused
 from replicated_db.core.execution.service import Proposal, Refusal
 from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.tables.memory import MemoryStore
@@ -46,6 +47,7 @@ from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key, decode_block_row
 from schemas.codecs.codec import decode
 from schemas.column_families import BLOCK_TABLE, CHUNK_TABLE
+from schemas.features import OPERATIONS
 from schemas.records.datanode import (
     Accepted,
     BlockCommitted,
@@ -756,3 +758,52 @@ def test_a_chunks_checksum_is_over_its_bytes() -> None:
     with pytest.raises(BlockError) as caught:
         check_chunk(chunk(0, b"abc", checksum=crc32c(b"abc") + 1))
     assert caught.value.code == codes.CHECKSUM_MISMATCH
+
+
+def test_a_log_that_takes_no_base_now_is_overloaded_and_one_of_an_old_level_has_none() -> None:
+    class Busy:
+        feature_level = OPERATIONS
+
+        def base(self, _: str) -> None:
+            raise Refused("a base is on its way")
+
+    service, busy = BlockService(partition=PARTITION, node="dn1"), Busy()
+    proposal = Proposal(
+        client_id=b"",
+        call_id=b"",
+        request_hash=b"",
+        first_sent_at_ms=0,
+        request_type="",
+        body=LogPipelineBase(PARTITION),
+        reply_to=None,
+    )
+    transaction: Any = busy
+    executed = service.execute(proposal, transaction, NOW_MS)
+    error = decode(executed.response)
+    assert isinstance(error, StreamError)
+    assert (error.code, executed.keep) == (codes.OVERLOADED, False)
+    assert error.message == f"no base of partition {PARTITION}: a base is on its way"
+    busy.feature_level = OPERATIONS - 1
+    error = decode(service.execute(proposal, transaction, NOW_MS).response)
+    assert isinstance(error, StreamError)
+    assert error.code == codes.INVALID_REQUEST
+
+
+def test_a_block_that_is_deleted_already_hides_no_other_in_a_request():
+    world = World()
+    for local_id in (1, 2, 3):
+        world.ask(put(CELL, local_id=local_id))
+    world.ask(delete(1))
+    world.ask(delete(1, 2, 3))
+    assert [world.row(local_id).deleted for local_id in (1, 2, 3)] == [True] * 3
+    assert [world.row(local_id).bcs_id for local_id in (1, 2, 3)] == [world.index - 1, world.index, world.index]
+
+
+def test_a_put_takes_away_the_chunks_that_it_covers_whole_and_no_others():
+    world = World()
+    for offset in (0, CELL, 2 * CELL):
+        world.ask(chunk(offset, DATA[offset : offset + CELL]))
+    world.ask(put(2 * CELL - 1))
+    assert world.chunks() == [(CELL, CELL), (2 * CELL, CELL)]
+    world.ask(put(2 * CELL))
+    assert world.chunks() == [(2 * CELL, CELL)], "the next one begins where the block ends"

@@ -215,3 +215,18 @@ def test_a_checkpoint_that_was_not_completed_is_refused(store, tmp_path):
     with pytest.raises(ValueError, match="has its bytes elsewhere"):
         list(reader.iterate(CHUNK_TABLE, b""))
     reader.close()
+
+
+def test_a_snapshot_reads_chunks_from_the_file_and_those_that_are_kept_whole(store):
+    store.write(rows([1]))
+    snapshot = store.snapshot()
+    ((_, key, value),) = rows([1])
+    assert snapshot.get(CHUNK_TABLE, key) == value
+    assert list(snapshot.iterate(CHUNK_TABLE, b"")) == [(key, value)]
+    snapshot.close()
+    store.write(rows([0]))
+    snapshot = store.snapshot()
+    assert list(snapshot.iterate(CHUNK_TABLE, b"")) == [(key, value) for _, key, value in rows([0, 1])]
+    assert snapshot.get(CHUNK_TABLE, b"nothing") is None
+    assert list(snapshot.iterate(BLOCK_TABLE, b"")) == []
+    snapshot.close()

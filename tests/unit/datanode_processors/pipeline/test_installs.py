@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from crc32c import crc32c
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
+from datanode_processors.pipeline import installs as installs_module
 from datanode_processors.pipeline import opening as opening_module
 from datanode_processors.pipeline import pipeline as pipeline_module
 from datanode_processors.pipeline.core.member_registry import PipelineState
@@ -23,10 +25,12 @@ from datanode_processors.pipeline.pipeline import Pipeline, folder_of
 from datanode_processors.pipeline.pipeline_table import PipelineTable
 from datanode_processors.pipeline.registry import REGISTRY, read_registry
 from datanode_processors.trimming import pipeline_trimming
-from replicated_db.core.ports import LogBounds
+from replicated_db.core.errors import StoreFailure
+from replicated_db.core.ports import LogBounds, LogUnavailable
 from replicated_db.core.tables.memory import ManualClock, MemoryLog
 from replicated_db.core.trimming.trim_rule import TrimWish
 from replicated_db.shell.bootstrap.candidate import candidate_folder
+from replicated_db.shell.bootstrap.opening import catch_up as really_catch_up
 from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
 from replicated_db.shell.trimming import log_trimmer
 from replicated_db.shell.trimming.log_trimmer import no_holds
@@ -327,3 +331,72 @@ def test_a_leader_trims_its_pipelines_log_and_a_member_that_comes_back_installs(
     again.feed(world.log)
     assert_same(again, leader)
     assert again.pipeline.replica.bases == leader.pipeline.replica.bases
+
+
+def test_a_replica_that_is_installed_when_the_datanode_stops_is_let_go(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = world.leader()
+    world.trim()
+    member = world.datanode("dn2")
+    opened: list[Any] = []
+
+    def catch_up(*given: Any) -> Any:
+        replica = really_catch_up(*given)
+        opened.append(replica)
+        member.opening.installs._stop.set()
+        return replica
+
+    monkeypatch.setattr(installs_module, "catch_up", catch_up)
+    with serving(desk_of(leader), "dn1") as peer:
+        member.opening.open(asked(peer.address))
+        [waiting] = member.opening.installs._all()
+        member.opening.installs._install(waiting)
+    assert len(opened) == 1
+    assert member.table.all() == []
+    with pytest.raises(StoreFailure):
+        opened[0].store.get(CHUNK_TABLE, b"")
+    assert len(waits(member)) == 1, "the next start goes on"
+
+
+def test_what_is_said_of_an_install_is_cut_and_logged_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.leader()
+    world.trim()
+    member = world.datanode("dn2")
+    member.opening.open(asked("127.0.0.1:9"))
+    long = "x" * installs_module.MAX_SHOWN_CHARACTERS
+
+    def catch_up(_: Any, __: Any, ___: Any, note: Callable[[str], None]) -> Any:
+        note(long + "y")
+        note(long + "y")
+        raise LogUnavailable("no broker")
+
+    monkeypatch.setattr(installs_module, "catch_up", catch_up)
+    [waiting] = member.opening.installs._all()
+    before = len(member.notes)
+    member.opening.installs._install(waiting)
+    assert member.notes[before:] == [
+        long + "y", "pipeline-3 waits for a checkpoint, and asks again: no broker",
+    ]  # fmt: skip
+    assert waits(member)[0]["progress"] == "pipeline-3 waits for a checkpoint, and asks again: no broker"
+    member.opening.installs.add(replace(waiting, wants=replace(waiting.wants, why=long + "y")))
+    assert waits(member)[0]["progress"] == long
+
+
+def test_the_other_members_are_asked_once_at_each_turn_where_they_were_last_said_to_be(world: World) -> None:
+    world.leader()
+    world.trim()
+    member = world.datanode("dn2")
+    member.opening.open(asked(""))
+    policy = member.opening._policy(PARTITION)
+    assert policy.peers() == [], "it is not known where the other member is"
+    assert (policy.searches, policy.records, policy.secret) == (1, member.config.bootstrap_records, SECRET)
+    member.opening.open(asked("127.0.0.1:9"))
+    assert [(peer.node, peer.address) for peer in member.opening._policy(PARTITION).peers()] == [("dn1", "127.0.0.1:9")]
+    assert not policy.stopping()
+    member.opening.installs._stop.set()
+    assert policy.stopping()
+    [report] = member.opening.installs.reports()
+    assert (report.leading, report.applied_index, report.fault) == (
+        False, 0, "its replica is being installed from a member",
+    )  # fmt: skip

@@ -24,6 +24,7 @@ from datanode_processors.pipeline.leader_calls import (
 from datanode_processors.pipeline.log_requests import LogRequests
 from datanode_processors.pipeline.pipeline_table import PipelineTable
 from datanode_processors.wire.core.limits import WireLimits
+from datanode_processors.wire.peer import Peer
 from replicated_db.core.tables.memory import ManualClock
 from schemas import stream_errors as codes
 from schemas.codecs.codec import encode
@@ -34,6 +35,7 @@ from schemas.records.datanode import (
     Forwarded,
     GetBlock,
     PutBlock,
+    PutBlocks,
     WriteChunk,
 )
 from tests.support.datanodes.checksums import checksums_of
@@ -115,6 +117,19 @@ def test_a_kept_connection_that_has_died_is_replaced(leader: Any, calls: LeaderC
     peer._wire.sock.shutdown(2)
     assert calls.ask(leader.address, CLOSE).detail == "2"
     assert calls._idle[leader.address] != [peer]
+
+
+def test_a_request_that_fails_here_leaves_no_connection(
+    leader: Any, calls: LeaderCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Peer, "request", fail)
+    with pytest.raises(KeyboardInterrupt):
+        calls.ask(leader.address, CLOSE)
+    eventually(lambda: connections(leader) == 0)
+    assert not calls._idle.get(leader.address)
 
 
 def test_so_many_connections_are_kept_and_none_after_the_end(leader: Any, calls: LeaderCalls) -> None:
@@ -271,7 +286,8 @@ def test_what_is_illegal_is_refused_before_it_is_executed(world: World) -> None:
     chunk = WriteChunk(
         partition=PARTITION, container_id=CONTAINER, local_id=1, offset=0, data=b"bytes", checksum=1
     )  # fmt: skip
-    for wrong in (put, chunk):
+    nothing = PutBlocks(partition=PARTITION, bytes_per_checksum=512, blocks=[])
+    for wrong in (put, chunk, nothing):
         with pytest.raises(BlockError):
             world.requests.execute(wrong)
     with pytest.raises(BlockError) as caught:

@@ -248,3 +248,14 @@ def test_a_registry_is_whole_on_the_disk_before_it_takes_the_place_of_the_last(
     assert len(os.listdir("/proc/self/fd")) == len(opened), "neither is kept open"
     assert sizes == [path.stat().st_size, -1], "the file, and then its folder"
     assert read_registry(path) == [request()]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"pipelines": 3}', '{"pipelines": [{}]}', '{"pipelines": [{"opened": "?"}]}'],
+)  # fmt: skip
+def test_what_is_no_registry_is_refused_by_its_name(world: World, text: str) -> None:
+    path = world.folder / REGISTRY
+    assert read_registry(path) == [], "there is none yet"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"{path} is no registry of pipelines"):
+        read_registry(path)

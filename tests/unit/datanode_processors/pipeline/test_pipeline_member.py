@@ -19,7 +19,7 @@ from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_service import LogPipelineBase
 from datanode_processors.pipeline.core.request_checks import MAX_CHUNK_BYTES
 from datanode_processors.pipeline.pipeline import Pipeline, folder_of, member_replica
-from replicated_db.core.errors import StoreFailure
+from replicated_db.core.errors import StoreFailure, WrongCluster
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.core.tables.memory import ManualClock, MemoryLog
 from replicated_db.shell.leader_loop import QUIET_MS
@@ -297,6 +297,49 @@ def test_a_log_that_does_not_answer_is_tried_again_and_a_broken_store_is_the_end
     assert world.notes == ([] if fatal else ["pipeline-3: no broker; trying again"])
 
 
+def test_a_leader_pauses_before_it_tries_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = world.member("dn1")
+    pauses: list[float] = []
+    monkeypatch.setattr(f"{MODULE}.RETRY_S", 7.0)
+    monkeypatch.setattr(f"{MODULE}.BEHIND_WAIT_S", 3.0)
+    monkeypatch.setattr(pipeline._stop, "wait", pauses.append)
+    monkeypatch.setattr(pipeline.loop, "lead", lambda _: "deposed")
+    pipeline._lead()
+    assert pauses == [7.0]
+    assert world.notes == ["pipeline-3: leadership ended: deposed"]
+    world.log.append(b"not read yet")
+    pipeline._lead()
+    assert pauses == [7.0, 3.0]
+
+
+def test_a_thread_that_cannot_be_started_is_noted_and_tried_again_after_as_much_silence(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = world.member("dn2")
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        world.look(pipeline, WATCHDOG_MS)
+    assert world.notes == ["pipeline-3: not led here now: can't start new thread"]
+    assert pipeline.status()["silence_ms"] == 0
+    world.look(pipeline, WATCHDOG_MS)
+    eventually(lambda: pipeline.loop.leading, timeout_s=WAIT_S)
+
+
+def test_rows_of_another_cluster_are_refused_and_let_go_again(tmp_path: Path, world: World) -> None:
+    pipeline = world.leader()
+    pipeline.stop()
+    pipeline.join(WAIT_S)
+    pipeline.close()
+    config, blocks = pipeline._config, BlockStore(tmp_path / "blocks")
+    with pytest.raises(WrongCluster):
+        member_replica(replace(config, cluster="other"), PARTITION, blocks)
+    member_replica(config, PARTITION, blocks).store.close()
+
+
 def test_a_closed_store_gives_no_rows(tmp_path: Path, world: World) -> None:
     pipeline = world.member("dn1")
     pipeline.close()
@@ -444,6 +487,95 @@ def test_a_watch_of_several_blocks_looks_whether_it_makes_sense_to_wait(
     assert caught.value.code == codes.BLOCK_DELETED
 
 
+def no_wait(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a watch fail that waits, and time stand still."""
+
+    def wait(_: Any) -> bool:
+        raise AssertionError("it waits")
+
+    monkeypatch.setattr(pipeline.changed, "wait", wait)
+    monkeypatch.setattr(f"{MODULE}.time", SimpleNamespace(monotonic=lambda: 5.0))
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1, -600_000])
+def test_a_watch_without_time_waits_for_nothing(world: World, monkeypatch: pytest.MonkeyPatch, timeout_ms: int) -> None:
+    pipeline = world.member("dn2")
+    no_wait(pipeline, monkeypatch)
+    watched = pipeline.watch(watch(1, timeout_ms=timeout_ms))
+    assert (watched.datanode, watched.bcs_id, watched.length, watched.satisfied) == ("dn2", 0, 0, False)
+    found = pipeline.watch_all(watch_all((1, 100), timeout_ms=timeout_ms))
+    assert (found.datanode, found.bcs_id, found.satisfied) == ("dn2", 0, False)
+
+
+def test_a_watch_waits_no_longer_than_the_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = world.member("dn2")
+    monkeypatch.setattr(f"{MODULE}.MAX_WATCH_MS", 0)
+    no_wait(pipeline, monkeypatch)
+    assert not pipeline.watch(watch(1, timeout_ms=600_000)).satisfied
+    assert not pipeline.watch_all(watch_all((1, 100), timeout_ms=600_000)).satisfied
+
+
+def test_a_watch_waits_as_long_as_it_was_asked_to(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = world.member("dn2")
+    now = [5.0]
+    waits: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        now[0] += seconds
+        return False
+
+    monkeypatch.setattr(pipeline.changed, "wait", wait)
+    monkeypatch.setattr(f"{MODULE}.time", SimpleNamespace(monotonic=lambda: now[0]))
+    pipeline.watch(watch(1, timeout_ms=2_500))
+    assert waits == [1.0, 1.0, 0.5]
+    waits.clear()
+    pipeline.watch_all(watch_all((1, 100), bcs_id=9, timeout_ms=2_500))
+    assert waits == [1.0, 1.0, 0.5]
+
+
+def test_a_watch_of_several_blocks_waits_for_an_entry_that_is_not_applied_yet(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.WATCH_STEP_S", 0.005)
+    pipeline = world.leader()
+    index = pipeline.replica.position.index
+    looks: list[bool] = []
+    real = pipeline._may_come
+
+    def may_come(bcs_id: int, wanted: dict[bytes, int]) -> bool:
+        looks.append(real(bcs_id, wanted))
+        return looks[-1]
+
+    monkeypatch.setattr(pipeline, "_may_come", may_come)
+    answers: list[Any] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(pipeline.watch_all(watch_all((1, 100), bcs_id=index + 1, timeout_ms=60_000)))
+    )
+    asking.start()
+    eventually(lambda: looks)
+    assert set(looks) == {True}, "the block may come with that entry"
+    assert not world.wanted, "there is nothing to verify yet"
+    pipeline.proposals.submit(put_all((1, 100))).result(WAIT_S)
+    eventually(lambda: world.wanted)
+    pipeline.on_verified(block_key(CONTAINER, 1), 100)
+    asking.join(WAIT_S)
+    assert answers[0].satisfied
+
+
+def test_a_watch_of_several_blocks_ends_with_its_member(world: World) -> None:
+    pipeline, index = committed(world)
+    found: list[Any] = []
+    asking = threading.Thread(
+        target=lambda: found.append(pipeline.watch_all(watch_all((LOCAL, 1000), bcs_id=index, timeout_ms=600_000)))
+    )
+    asking.start()
+    pipeline.stop()
+    pipeline.on_applied()
+    asking.join(WAIT_S / 2)
+    assert [one.satisfied for one in found] == [False]
+
+
 def test_a_watch_ends_at_once_when_the_entry_is_not_the_one_that_was_promised(world: World) -> None:
     pipeline, index = committed(world)
     found: list[Any] = []
@@ -466,6 +598,49 @@ def test_a_watch_ends_with_its_member(world: World) -> None:
     asking.join(WAIT_S / 2)
     assert found
     assert not found[0].satisfied
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("what", ["verified", "applied", "deleted"])
+def test_who_watches_is_told_at_once(world: World, monkeypatch: pytest.MonkeyPatch, what: str, several: bool) -> None:
+    pipeline, index = committed(world)
+    monkeypatch.setattr(f"{MODULE}.WATCH_STEP_S", 600.0)
+    pipeline._wanted = lambda *_: None
+    ahead = index + (what == "applied")
+    if what == "applied":
+        pipeline.on_verified(KEY, 1000)
+    heard: list[Any] = []
+
+    def ask() -> None:
+        try:
+            if several:
+                heard.append(pipeline.watch_all(watch_all((LOCAL, 1000), bcs_id=ahead, timeout_ms=600_000)))
+            else:
+                heard.append(pipeline.watch(watch(1000, bcs_id=ahead, timeout_ms=600_000)))
+        except BlockError as error:
+            heard.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    eventually(lambda: pipeline.changed._waiters)  # type: ignore[attr-defined]
+    if what == "verified":
+        pipeline.on_verified(KEY, 1000)
+    elif what == "applied":
+        pipeline.proposals.submit(put_all((LOCAL + 1, 10))).result(WAIT_S)
+        pipeline.on_applied()
+    else:
+        deletion = DeleteBlocks(partition=PARTITION, blocks=[BlockId(container_id=CONTAINER, local_id=LOCAL)])
+        pipeline.proposals.submit(deletion).result(WAIT_S)
+        pipeline.forget(KEY)
+        if several:  # it looks whether it makes sense to wait once a second
+            pipeline.stop()
+            pipeline.on_applied()
+    asking.join(WAIT_S / 2)
+    assert len(heard) == 1
+    if what != "deleted":
+        assert heard[0].satisfied
+    elif not several:
+        assert heard[0].code == codes.BLOCK_DELETED
 
 
 def test_a_watch_of_a_deleted_block_is_refused(world: World) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline import proposals as limits_of
-from datanode_processors.pipeline.core.block_service import BlockService
+from datanode_processors.pipeline.core.block_service import BlockService, LogPipelineBase
 from datanode_processors.pipeline.core.block_tables import DN_FAMILIES
 from datanode_processors.pipeline.proposals import HandedOver, Proposals
 from replicated_db.core.applying.replica import Identity, Offered, Replica
@@ -20,7 +20,16 @@ from replicated_db.core.tables.memory import ManualClock, MemoryAppender, Memory
 from replicated_db.shell.leader_loop import LeaderLoop
 from schemas import stream_errors as codes
 from schemas.codecs.codec import encode
-from schemas.records.datanode import BlockCommitted, Member, OpenPipeline, PutBlock
+from schemas.records.datanode import (
+    BlockCommitted,
+    CloseContainer,
+    Member,
+    OpenPipeline,
+    PutBlock,
+    PutBlocks,
+    WholeBlock,
+    WriteChunk,
+)
 from schemas.sharding import MAX_PIPELINES
 from tests.support.datanodes.checksums import checksums_of
 
@@ -182,3 +191,130 @@ def test_waiting_requests_are_bounded(monkeypatch: pytest.MonkeyPatch):
         for answer in waiting:
             answer.result(WAIT_S)
         world.proposals.submit(put(5)).result(WAIT_S)
+
+
+# ---------------------------------------------------------------------------------------------- without a leader's loop
+
+
+def chunk(size: int) -> WriteChunk:
+    return WriteChunk(partition=0, container_id=256, local_id=1, offset=0, data=bytes(size), checksum=0)
+
+
+def together(*checksums: int) -> PutBlocks:
+    blocks = [
+        WholeBlock(container_id=256, local_id=number, length=1, checksums=bytes(size))
+        for number, size in enumerate(checksums, 1)
+    ]
+    return PutBlocks(partition=0, bytes_per_checksum=512, blocks=blocks)
+
+
+CLOSE = CloseContainer(partition=0, container_id=256)
+
+
+def begun(first: Any = None) -> Proposals:
+    return Proposals(BlockService(partition=0, node="dn1"), Ignored(), first=lambda: first).begin(None)
+
+
+def is_taken(proposals: Proposals, request: Any) -> bool:
+    refused = proposals.refused
+    try:
+        proposals.submit(request)
+    except BlockError as error:
+        found = error
+    else:
+        return True
+    assert (found.code, proposals.refused) == (codes.OVERLOADED, refused + 1)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("request_", "size"), [(chunk(40), 40), (put(1, 1000), 8), (together(4, 8, 12), 24), (CLOSE, 0)],
+    ids=lambda one: type(one).__name__,
+)  # fmt: skip
+def test_waiting_requests_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatch, request_: Any, size: int):
+    monkeypatch.setattr(limits_of, "MAX_WAITING_BYTES", 100 + size)
+    proposals = begun()
+    assert is_taken(proposals, chunk(100))
+    assert is_taken(proposals, request_), "as many as there is room for"
+    assert not is_taken(proposals, chunk(1))
+    assert is_taken(proposals, CLOSE)
+
+
+def test_one_request_is_taken_however_large_it_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits_of, "MAX_WAITING_BYTES", 10)
+    proposals = begun()
+    assert is_taken(proposals, chunk(1000))
+    assert not is_taken(proposals, CLOSE)
+    proposals.close()
+    proposals.begin(None)
+    assert is_taken(proposals, chunk(1000)), "the room of those that were given up is free again"
+
+
+def test_a_queued_request_cannot_be_called_off_and_is_told_when_the_claim_ends():
+    proposals = begun()
+    answers = [proposals.submit(put(number)) for number in (1, 2)]
+    assert not any(answer.cancel() for answer in answers)
+    assert [one.body for one in proposals.take(10, 0)] == [put(1), put(2)]
+    proposals.close()
+    for answer in answers:
+        with pytest.raises(BlockError, match="whether it was executed is not known") as caught:
+            answer.result(0)
+        assert caught.value.code == codes.NOT_LEADER
+    with pytest.raises(BlockError, match="partition 0 is not led here"):
+        proposals.submit(put(3))
+
+
+def test_a_claim_begins_with_its_own_request_and_without_those_of_the_last():
+    proposals = begun(OPENING)
+    proposals.submit(put(1))
+    assert [one.body for one in proposals.take(10, 0)] == [OPENING, put(1)]
+    proposals.submit(put(2))
+    proposals.close()
+    proposals.begin(None)
+    proposals.submit(put(3))
+    assert [one.body for one in proposals.take(10, 0)] == [OPENING, put(3)]
+
+
+def test_a_base_begins_a_batch_of_its_own_and_a_request_does_not():
+    proposals = begun()
+    proposals.submit(LogPipelineBase(0))
+    proposals.submit(put(1))
+    base, other = proposals.take(10, 0)
+    assert (base.begins_batch, other.begins_batch) == (True, False)
+    assert (base.request_type, other.request_type) == ("LogPipelineBase", "PutBlock")
+
+
+def test_who_waits_for_requests_is_woken():
+    proposals = begun()
+    proposals.wake()
+    assert proposals.take(10, 600.0) == []
+
+
+class Told:
+    """A log, and its appender, that remember what they were told, and answer with that."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def tell(*given: Any) -> Any:
+            self.told.append((name, *given))
+            return self if name == "appender" else (name, *given)
+
+        return tell
+
+
+def test_a_log_is_told_all_and_the_requests_before_an_append_are_handed_over():
+    log: Any = Told()
+    handed: Any = HandedOver(log, lambda: log.told.append("handed over"))
+    assert handed.topic_id() == ("topic_id",)
+    assert handed.bounds() == ("bounds",)
+    assert handed.read(1, 2, 3.0) == ("read", 1, 2, 3.0)
+    handed.rest()
+    appender = handed.appender()
+    appender.append(7, b"record")
+    assert appender.poll(0.5) == ("poll", 0.5)
+    appender.close()
+    assert log.told[3:] == [
+        ("rest",), ("appender",), ("append", 7, b"record"), "handed over", ("poll", 0.5), ("close",),
+    ]  # fmt: skip

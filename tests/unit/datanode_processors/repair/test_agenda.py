@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,3 +62,29 @@ def test_what_is_put_again_and_again_takes_no_more_room():
         agenda.put(number % 3, number)
     assert len(agenda._heap) <= 2 * 3 + SLACK
     assert [agenda.take(10_000) for _ in range(4)] == [1, 2, 0, None]
+
+
+def test_old_entries_are_thrown_away_only_when_they_are_many(monkeypatch: pytest.MonkeyPatch):
+    clearings: list[int] = []
+    monkeypatch.setattr(heapq, "heapify", lambda heap: clearings.append(len(heap)))
+    agenda: Agenda[int] = Agenda()
+    for number in range(1_000):
+        agenda.put(number, number)
+    assert clearings == [], "nothing is old"
+    for _ in range(1_000 + SLACK):
+        agenda.put(999, 999)
+    assert clearings == [], "twice as many entries as things, and the slack"
+    agenda.put(999, 999)
+    assert clearings == [1_000]
+
+
+def test_what_is_due_already_then_is_not_scheduled_anew():
+    agenda: Agenda[str] = Agenda()
+    for thing in ("a", "b"):
+        agenda.put(thing, 5)
+    agenda.put_sooner("a", 5)
+    agenda.put_sooner("b", 6)
+    assert [agenda.take(5), agenda.take(5)] == ["a", "b"]
+    agenda.put("a", 5)
+    assert agenda.take(4.9) is None
+    assert agenda.take(5) == "a", "at that very time"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 
 from datanode_processors.blocks.core.digests import container_digest
+from datanode_processors.repair import block_reports as module
 from datanode_processors.repair.block_reports import BlockReports
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.system import SystemClock
+from schemas.codecs.block_rows import block_key, encode_block_row
 from schemas.codecs.codec import decode_as
 from schemas.column_families import BLOCK_TABLE
 from schemas.records.datanode import BlockReport, BlockRow
@@ -165,8 +168,130 @@ def test_a_store_that_fails_ends_the_process(world: World, monkeypatch: pytest.M
     eventually(lambda: world.fatal == [failure], timeout_s=WAIT_S)
 
 
-def test_after_the_end_nothing_is_reported(world: World) -> None:
+def test_after_the_end_nothing_is_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(world.reports._thread, "join", waited.append)
     world.reports.stop()
+    assert len(waited) == 1, "what is under way is waited for"
     world.barrier()
     assert world.snapshots[0].closed
     assert world.sent.empty()
+
+
+def test_a_report_names_only_so_many_containers_and_damaged_blocks(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = CONTAINER + 256
+    rows = world.node.replica.store.tables[BLOCK_TABLE]
+    for local_id in (1, 2, 3):
+        rows[block_key(other, local_id)] = encode_block_row(row_of())
+    world.node.replica.put(row_of(), BLOCK + 1)
+    monkeypatch.setattr(module, "MAX_UNREADABLE", 3)
+    monkeypatch.setattr(module, "MAX_CONTAINERS_IN_REPORT", 2)
+    found = world.report()
+    assert found.complete
+    lost = [block_key(CONTAINER, BLOCK + 1), block_key(other, 1), block_key(other, 2)]
+    assert [key for container in found.containers for key in container.unreadable] == lost
+    assert [container.blocks for container in found.containers] == [2, 3], "those not named are counted all the same"
+    monkeypatch.setattr(module, "MAX_CONTAINERS_IN_REPORT", 1)
+    found = world.report()
+    assert (found.complete, [container.container_id for container in found.containers]) == (False, [CONTAINER])
+
+
+def test_a_block_that_cannot_be_read_now_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world.node.store._reader, "_max_readers", 0)
+    (container,) = world.report().containers
+    assert (container.unreadable, container.blocks, container.used_bytes) == ([KEY], 1, 0)
+
+
+class Scans:
+    """The scans of several pipelines, of which the first waits until it may go on."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.world = world
+        self.begun: list[int] = []
+        self.go_on = threading.Event()
+        real = world.reports._scan
+
+        def scan(pipeline: Any, *given: Any) -> Any:
+            self.begun.append(pipeline.partition)
+            assert self.go_on.wait(WAIT_S)
+            return real(pipeline, *given)
+
+        monkeypatch.setattr(world.reports, "_scan", scan)
+
+    def barrier(self, partition: int) -> None:
+        replica: Any = self.world.node.replica
+        pipeline: Any = SimpleNamespace(
+            partition=partition, replica=replica.replica, store=replica.store,
+            opened=SimpleNamespace(pipeline=f"pipeline-{partition}"),
+        )  # fmt: skip
+        at: Any = AT
+        self.world.reports.barrier(pipeline, at)
+
+    def left_out(self, partition: int) -> int:
+        return self.world.notes.count(f"pipeline-{partition}: block report at {BCS_ID} left out")
+
+
+@pytest.fixture
+def scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scans]:
+    """With room for one scan that waits."""
+    monkeypatch.setattr(module, "MAX_WAITING", 1)
+    world = World(tmp_path)
+    made = Scans(world, monkeypatch)
+    yield made
+    made.go_on.set()
+    world.stop()
+
+
+def test_a_scan_that_finds_no_room_is_left_out_and_the_next_one_is_not(scans: Scans) -> None:
+    scans.barrier(1)
+    eventually(lambda: scans.begun == [1])
+    scans.barrier(2)
+    scans.barrier(3)
+    assert (scans.left_out(2), scans.left_out(3)) == (0, 1)
+    scans.go_on.set()
+    eventually(lambda: scans.begun == [1, 2])
+    eventually(scans.world.reports._queue.empty)
+    scans.barrier(3)
+    eventually(lambda: scans.begun == [1, 2, 3])
+    eventually(lambda: all(snapshot.closed for snapshot in scans.world.snapshots))
+
+
+def test_a_pipeline_is_scanned_once_at_a_time(scans: Scans) -> None:
+    scans.barrier(1)
+    eventually(lambda: scans.begun == [1])
+    scans.barrier(1)
+    assert scans.left_out(1) == 1
+    scans.go_on.set()
+    eventually(lambda: not scans.world.reports._scanning)
+    scans.barrier(1)
+    eventually(lambda: scans.begun == [1, 1])
+
+
+def test_the_end_waits_for_no_scan_that_has_not_begun(scans: Scans) -> None:
+    scans.barrier(1)
+    eventually(lambda: scans.begun == [1])
+    scans.barrier(2)
+    scans.world.reports.stop()
+    scans.go_on.set()
+    scans.world.reports._thread.join(WAIT_S)
+    assert scans.begun == [1]
+    assert scans.world.sent.empty(), "what is read when the end comes is not sent"
+
+
+def test_a_store_that_was_closed_by_the_end_is_no_failure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        world.reports._stop.set()
+        raise StoreFailure("as if")
+
+    monkeypatch.setattr(Snapshot, "iterate", fail)
+    world.barrier()
+    eventually(lambda: world.snapshots[0].closed)
+    assert (world.fatal, world.notes) == ([], [])
+
+
+def test_a_tombstone_hides_no_block_behind_it(world: World) -> None:
+    world.node.replica.put(row_of(b"", deleted=True), BLOCK - 1)
+    (container,) = world.report().containers
+    assert (container.blocks, container.used_bytes) == (1, len(DATA))

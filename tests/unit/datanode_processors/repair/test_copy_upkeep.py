@@ -22,12 +22,13 @@ import pytest
 from datanode_processors.blocks.block_writer import BlockFileWriter
 from datanode_processors.errors import BlockError
 from datanode_processors.heartbeats import Heartbeats
-from datanode_processors.repair import copies, copy_actions, copy_peers
+from datanode_processors.repair import copies, copy_actions, copy_peers, copy_upkeep
 from datanode_processors.repair.cell_fetch import fetch_cells
 from datanode_processors.repair.copy_sources import SOURCES_FILE, CopySources
 from datanode_processors.repair.core import away, upkeep_plan
+from datanode_processors.repair.core.copy_look import NotDeleted
 from datanode_processors.repair.core.copy_states import CopyState
-from datanode_processors.repair.core.instructions import LookAt, RepairOne
+from datanode_processors.repair.core.instructions import DeleteHere, LookAt, RepairOne
 from datanode_processors.repair.scrubber import Place, Scrubber, bad_cells
 from datanode_processors.repair.transfer import has_rows, import_container, replace_rows
 from datanode_processors.status import DatanodeStatus
@@ -788,3 +789,111 @@ def test_a_repair_ends_with_the_datanode(run: Run) -> None:
     upkeep.stop()
     with pytest.raises(BlockError, check=lambda error: error.code == codes.STOPPING):
         upkeep._work.repair_block(CONTAINER, BLOCK, row_of())
+
+
+# ------------------------------------------------------------------------------------------- a disk that does not answer
+
+
+def test_a_copy_whose_files_cannot_be_looked_at_is_damaged(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    stop(node)
+    actions = node.pipelines.upkeep._actions
+    found: list[tuple[int, int, str]] = []
+    monkeypatch.setattr(actions, "_found", lambda *given: found.append(given))
+
+    def fail(*_: Any) -> int:
+        raise BlockError(codes.FAILED, "look at it: Input/output error")
+
+    monkeypatch.setattr(node.store, "written_length", fail)
+    rows = actions.rows(CONTAINER)
+    actions.compare_lengths(CONTAINER, rows)
+    assert found == [
+        (CONTAINER, local_id, f"the copy of block {CONTAINER}/{local_id} here: look at it: Input/output error")
+        for local_id in (BLOCK, OTHER)
+    ]
+
+
+def test_a_deletion_that_fails_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    stop(node)
+    actions = node.pipelines.upkeep._actions
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise BlockError(codes.FAILED, "delete it: Input/output error")
+
+    monkeypatch.setattr(node.store, "delete", fail)
+    asked = DeleteHere((BLOCK,), "dn1")
+    assert actions.delete(CONTAINER, asked) == NotDeleted(f"{codes.FAILED}: delete it: Input/output error")
+    assert node.path.exists()
+
+
+def test_sources_that_cannot_be_written_are_only_noted(run: Run) -> None:
+    node = run("dn4", member=False)
+    file = node.config.data_dir / SOURCES_FILE
+    file.with_suffix(".new").mkdir()
+    node.pipelines.upkeep.named(CONTAINER, ["127.0.0.1:1"])
+    eventually(lambda: "the sources of copies are not written: Is a directory" in node.notes)
+
+
+# ------------------------------------------------------------------------------------------------------- being woken
+
+
+@pytest.fixture
+def sleepy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the thread rest until something is due, or it is woken."""
+    monkeypatch.setattr(copy_upkeep, "IDLE_WAIT_S", 600.0)
+    monkeypatch.setattr(upkeep_plan, "SETTLE_S", 600.0)
+
+
+def rests(node: Node) -> bool:
+    return bool(node.pipelines.upkeep._lock._waiters)  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("sleepy")
+def test_who_rests_is_woken_by_damage_by_names_and_by_deletions(run: Run) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    upkeep = node.pipelines.upkeep
+    eventually(lambda: rests(node))
+    fetch(node, member)
+    eventually(lambda: is_settled(node) and rests(node))
+    node.damage(2)
+    upkeep.damaged(CONTAINER, BLOCK, "as if")
+    eventually(lambda: is_whole(node) and node.path.read_bytes() == DATA)
+    eventually(lambda: rests(node))
+    stop(member)
+    node.damage(3)
+    upkeep.damaged(CONTAINER, BLOCK, "as if")
+    eventually(lambda: status(node)["unhealthy_blocks"] == 1)
+    delete = DeleteBlocks(partition=PARTITION, blocks=[BlockId(container_id=CONTAINER, local_id=BLOCK)])
+    node.pipelines.handle(delete)
+    eventually(lambda: status(node)["unhealthy_blocks"] == 0)
+
+
+@pytest.mark.usefixtures("sleepy")
+def test_who_rests_ends_when_it_is_told(run: Run) -> None:
+    node = run("dn4", member=False)
+    upkeep = node.pipelines.upkeep
+    eventually(lambda: rests(node))
+    assert upkeep._thread.daemon
+    upkeep.stop()
+    assert not upkeep._thread.is_alive()
+
+
+def test_a_failure_when_it_ends_already_is_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[BaseException] = []
+    node = run("dn4", member=False, fatal=heard.append)
+    upkeep = node.pipelines.upkeep
+
+    def fail() -> None:
+        upkeep._stopping.set()
+        raise MemoryError("as if")
+
+    monkeypatch.setattr(upkeep, "save", fail)
+    upkeep.named(CONTAINER, ["127.0.0.1:1"])
+    upkeep._thread.join(30)
+    assert not upkeep._thread.is_alive()
+    assert not heard

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +24,7 @@ from datanode_processors.repair.scrubber import (
     Place,
     Scrubber,
     bad_cells,
+    is_good,
     read_checksums,
     read_cursor,
     write_cursor,
@@ -148,6 +151,35 @@ def test_threads_that_share_a_pace_share_its_rate():
     assert time.monotonic() - began >= 0.29
 
 
+def test_one_cell_is_judged_by_its_own_bytes_and_no_others_are_read(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = row_of(disk.blocks[2])
+    disk.damage(2, 3 * CELL)
+    last = cell_count(row.length, CELL) - 1
+    assert [cell for cell in range(last + 1) if not is_good(disk.store, 1, 2, row, cell)] == [3]
+    asked: list[tuple[int, int]] = []
+    real = disk.store.read
+
+    def read(container_id: int, local_id: int, offset: int, length: int, **more: Any) -> Any:
+        asked.append((offset, length))
+        return real(container_id, local_id, offset, length, **more)
+
+    monkeypatch.setattr(disk.store, "read", read)
+    assert is_good(disk.store, 1, 2, row, 2)
+    assert is_good(disk.store, 1, 2, row, last)
+    assert asked == [(2 * CELL, CELL), (last * CELL, 17)]
+
+
+@pytest.mark.parametrize("left", [0, 3 * CELL - 1, 3 * CELL])
+def test_a_cell_that_is_not_there_whole_is_not_good(disk: Disk, left: int) -> None:
+    row = row_of(disk.blocks[2])
+    os.truncate(disk.path(2), left)
+    disk.store = BlockStore(disk.folder)
+    good = [cell for cell in range(cell_count(row.length, CELL)) if is_good(disk.store, 1, 2, row, cell)]
+    assert good == list(range(left // CELL))
+
+
 def test_the_store_no_longer_vouches_for_what_was_found_bad(disk: Disk):
     disk.damage(2, 0)
     scrubber = Scrubber(disk.store, disk.committed, lambda *_: None, cursor_file=disk.folder / "cursor")
@@ -262,6 +294,112 @@ def test_the_thread_goes_round_and_stops(disk: Disk):
     scrubber.stop()
     thread.join(60)
     assert not thread.is_alive()
+
+
+def test_rounds_begin_at_their_interval_and_no_sleep_is_longer_than_a_second(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+):
+    now = [100.0]
+    began: list[float] = []
+    sleeps: list[float] = []
+    scrubber = disk.scrubber(round_s=2.5)
+
+    def scrub_round() -> bool:
+        began.append(now[0])
+        now[0] += 0.25
+        if len(began) == 3:
+            scrubber.stop()
+        return True
+
+    def wait(seconds: float) -> bool:
+        sleeps.append(seconds)
+        now[0] += seconds
+        return scrubber._stop.is_set()
+
+    monkeypatch.setattr("datanode_processors.repair.scrubber.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(scrubber, "scrub_round", scrub_round)
+    monkeypatch.setattr(scrubber._stop, "wait", wait)
+    scrubber.run()
+    assert began == [100.0, 102.5, 105.0]
+    assert sleeps == [1.0, 1.0, 0.25, 1.0, 1.0, 0.25, 1.0]
+
+
+def test_a_round_that_took_longer_than_its_interval_is_followed_by_the_next_at_once(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+):
+    now = [100.0]
+    rounds: list[float] = []
+    scrubber = disk.scrubber(round_s=2.5)
+
+    def scrub_round() -> bool:
+        rounds.append(now[0])
+        now[0] += 2.5
+        if len(rounds) == 2:
+            scrubber.stop()
+        return True
+
+    def wait(_: float) -> bool:
+        raise AssertionError("it sleeps")
+
+    monkeypatch.setattr("datanode_processors.repair.scrubber.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(scrubber, "scrub_round", scrub_round)
+    monkeypatch.setattr(scrubber._stop, "wait", wait)
+    scrubber.run()
+    assert rounds == [100.0, 102.5]
+
+
+def test_the_rate_is_kept_step_by_step_and_a_second_of_idleness_is_made_up_for(monkeypatch: pytest.MonkeyPatch):
+    now = [100.0]
+    sleeps: list[float] = []
+
+    def sleep(seconds: float) -> bool:
+        sleeps.append(seconds)
+        now[0] += seconds
+        return False
+
+    stop: Any = SimpleNamespace(wait=sleep)
+
+    monkeypatch.setattr("datanode_processors.repair.scrubber.time", SimpleNamespace(monotonic=lambda: now[0]))
+    pace = Pace(1_000, stop)
+    pace.took(500)
+    pace.took(250)
+    assert sleeps == [0.5, 0.25]
+    now[0] += 60.0
+    sleeps.clear()
+    pace.took(1_000)
+    assert not sleeps, "as much as in a second of idleness"
+    pace.took(2_500)
+    assert sleeps == [1.0, 1.0, 0.5], "no sleep is longer than a second"
+
+
+@pytest.mark.parametrize(("passed_s", "kept"), [(9.9, None), (10.0, None), (10.1, (0, 1, 1))])
+def test_the_cursor_is_written_every_ten_seconds(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, passed_s: float, kept: Place | None
+):
+    now = [100.0]
+    monkeypatch.setattr("datanode_processors.repair.scrubber.time", SimpleNamespace(monotonic=lambda: now[0]))
+    scrubber = disk.scrubber()
+    seen: list[Place | None] = []
+
+    def committed(after: Place | None) -> Iterator[tuple[int, int, int, BlockRow]]:
+        for place in disk.committed(after):
+            seen.append(read_cursor(disk.folder / "cursor"))
+            if len(seen) == 1:
+                now[0] += passed_s
+            yield place
+
+    scrubber._blocks = committed
+    scrubber.scrub_round()
+    assert seen == [None, kept, kept, kept, kept]
+
+
+def test_a_cursor_that_cannot_be_written_ends_no_round(disk: Disk, caplog: pytest.LogCaptureFixture):
+    scrubber = Scrubber(
+        disk.store, disk.committed, disk.repair, cursor_file=disk.folder / "missing" / "cursor", bytes_per_second=FAST
+    )
+    assert scrubber.scrub_round()
+    assert scrubber.counts.rounds == 1
+    assert "No such file or directory" in caplog.text
 
 
 def test_stopping_does_not_wait_for_a_slow_rate(disk: Disk):

@@ -269,6 +269,36 @@ def test_who_rests_is_woken(world: World, monkeypatch: pytest.MonkeyPatch, ask: 
     eventually(lambda: world.changes, timeout_s=WAIT_S)
 
 
+@pytest.mark.usefixtures("sleepy")
+def test_who_fetches_is_woken_when_damage_is_found_and_when_it_is_wanted(world: World) -> None:
+    world.verifier.start()
+    eventually(lambda: len(world.verifier._to_fetch._waiters) == 3, timeout_s=WAIT_S)
+    world.verifier.repair(world.replica, KEY, 0)
+    eventually(lambda: world.node.path.exists() and world.node.path.read_bytes() == DATA, timeout_s=WAIT_S)
+    eventually(lambda: not world.replica.unhealthy, timeout_s=WAIT_S)
+    eventually(lambda: len(world.verifier._to_fetch._waiters) == 3, timeout_s=WAIT_S)
+    world.verifier._repairs.add(PLACE, 10**9)  # it is not due for a long time
+    world.verifier._verify(world.replica, KEY)  # somebody waits for it
+    eventually(lambda: PLACE not in world.verifier._repairs, timeout_s=WAIT_S)
+
+
+def test_an_end_waits_for_those_at_work(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.verifier.start()
+    waited: list[float] = []
+    for thread in world.verifier._threads:
+        real = thread.join
+
+        def join(timeout_s: float, real: Any = real) -> None:
+            waited.append(timeout_s)
+            real(timeout_s)
+
+        monkeypatch.setattr(thread, "join", join)
+        monkeypatch.setattr(thread, "is_alive", lambda: True)
+    world.verifier.stop()
+    assert len(waited) == 4
+    assert all(0 < timeout_s <= module.PEER_TIMEOUT_S for timeout_s in waited)
+
+
 @pytest.mark.parametrize("stopping", [False, True])
 @pytest.mark.parametrize("error", [StoreFailure("the disk fails"), RuntimeError("a defect")])
 def test_a_thread_that_fails_is_the_end_but_for_a_store_that_was_closed(
@@ -418,3 +448,90 @@ def test_a_repair_without_success_is_noted_and_tried_again(world: World) -> None
     assert world.node.path.read_bytes() == DATA
     assert not world.verifier._repairs
     assert not world.fatal
+
+
+# ------------------------------------------------------------------------------------------- a disk that does not answer
+
+
+def put_a_file_for_the_container(node: Node) -> None:
+    folder = node.path.parent
+    if folder.exists():
+        folder.rename(folder.with_name("aside"))
+    folder.touch()
+
+
+def test_a_block_that_cannot_be_looked_at_is_unhealthy_and_says_why(world: World) -> None:
+    put_a_file_for_the_container(world.node)
+    assert world.files.is_short(CONTAINER, BLOCK, row_of())
+    world.verifier._verify(world.replica, KEY)
+    assert world.replica.unhealthy == {KEY: f"look at {world.node.path}: Not a directory"}
+    assert PLACE in world.verifier._repairs
+    assert len(world.changes) == 1
+
+
+def test_a_tombstone_whose_file_cannot_be_removed_is_tried_again(world: World) -> None:
+    world.node.write()
+    put_a_file_for_the_container(world.node)
+    world.replica.put(row_of(deleted=True))
+    world.verifier._verify(world.replica, KEY)
+    assert "Not a directory" in world.replica.unhealthy[KEY]
+    assert world.replica.told == []
+
+
+@pytest.mark.parametrize("look", ["wrong_cells", "is_short"])
+def test_bytes_that_were_compared_with_a_row_are_not_overwritten_by_a_stream(world: World, look: str) -> None:
+    world.node.write()
+    getattr(world.files, look)(CONTAINER, BLOCK, row_of())
+    with world.node.store.open_writer(CONTAINER, BLOCK, 0, CELL) as writer, pytest.raises(BlockError) as caught:
+        writer.write(0, b"other")
+    assert caught.value.code == codes.CHECKSUM_MISMATCH
+    assert world.node.path.read_bytes() == DATA
+
+
+@pytest.mark.parametrize(("cell", "asked"), [(0, True), (CELLS - 1, True), (CELLS, False)])
+def test_a_cell_that_the_block_does_not_have_is_not_fetched(world: World, cell: int, asked: bool) -> None:
+    world.node.write()
+    world.verifier._repairs.add(PLACE, 0.0, cell)
+    assert world.verifier._next_to_fetch().place == PLACE
+    assert world.verifier._fetch(world.replica, KEY) == len(DATA)
+    assert (world.verifier.fetched_bytes > 0) == asked
+
+
+def test_blocks_that_are_verified_together_are_each_told_or_left_to_their_repair(world: World) -> None:
+    """One that is damaged, one whose repair is planned already, and one that the log does not have, before others."""
+    keys = [block_key(CONTAINER, BLOCK + number) for number in range(5)]
+    world.node.write()
+    for number in (1, 3, 4):
+        world.node.write(DATA, BLOCK + number)
+        world.replica.put(row_of(), BLOCK + number)
+    (world.node.path.parent / f"{BLOCK + 3}.block").unlink()
+    world.node.store.forget_checksums(CONTAINER, BLOCK + 3)
+    world.verifier._repairs.add((PARTITION, keys[1]), 10**9)
+    world.verifier._verify_blocks(world.replica, keys)
+    assert world.replica.told == [("verified", keys[0], len(DATA)), ("verified", keys[4], len(DATA))]
+    assert list(world.replica.unhealthy) == [keys[3]]
+    assert all((PARTITION, key) in world.verifier._repairs for key in (keys[1], keys[3]))
+
+
+def test_a_repair_that_fails_keeps_no_thread_from_the_next(world: World) -> None:
+    other = block_key(CONTAINER, BLOCK + 1)
+    for node in (world.node, world.peer):
+        node.write(DATA, BLOCK + 1)
+    world.replica.put(row_of(), BLOCK + 1)
+    world.peer.replica.put(row_of(), BLOCK + 1)
+    fetch = world.verifier._fetch
+
+    def fail(pipeline: Any, key: bytes) -> Any:
+        if key == KEY:
+            raise BlockError(codes.NOT_COMMITTED, "as if")
+        return fetch(pipeline, key)
+
+    world.verifier._fetch = fail
+    world.verifier._repairs.add(PLACE, 0.0)
+    world.verifier._repairs.add((PARTITION, other), 0.0)
+    steps = iter([world.verifier._next_to_fetch(), world.verifier._next_to_fetch(), None])
+    world.verifier._next_to_fetch = lambda: next(steps)
+    world.verifier._fetch_all()
+    assert PLACE in world.verifier._repairs
+    assert (PARTITION, other) not in world.verifier._repairs
+    assert len(world.notes) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,9 +14,13 @@ import pytest
 
 from datanode_processors.errors import BlockError
 from datanode_processors.wire import server as module
+from datanode_processors.wire.core.limits import WireLimits
+from datanode_processors.wire.wire_tls import WireTls
 from schemas import stream_errors
+from schemas.security.certificates import Role
 from tests.support.datanodes.streams import Client, Datanode, routes_of, write_block
 from tests.support.local.waiting import eventually
+from tests.support.security.certified import Certified
 
 NO_THREAD = "a connection could not be served: can't start new thread"
 
@@ -113,3 +118,64 @@ def test_a_peer_that_hung_up_before_it_was_accepted_is_nobodys_failure(node: Dat
     failing(node, errno.EAGAIN)
     write_block(node.address, routes_of([node], [[]]), b"x")
     assert node.notes == []
+
+
+def test_a_server_without_a_descriptor_in_reserve_takes_one_when_there_is_one_again(
+    node: Datanode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = node.server
+
+    def fail(*_: Any) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.open", fail)
+        assert server._hold_reserve() is None
+    assert server._reserve is not None
+    os.close(server._reserve)
+    server._reserve = None
+    assert not server._refuse_on_reserve(), "nobody could be refused"
+    assert server._reserve is not None
+    assert not server._refuse_on_reserve(), "nobody waits to be accepted"
+    assert server._reserve is not None
+
+
+def test_a_peer_that_goes_while_its_connection_is_tuned_is_nobodys_failure(
+    node: Datanode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "Wire", fail)
+        with socket.create_connection(("127.0.0.1", node.server.port)) as sock:
+            sock.settimeout(30)
+            assert sock.recv(1) == b"", "it is closed"
+    assert node.notes == []
+    assert node.server.snapshot().connections == 0
+    write_block(node.address, routes_of([node], [[]]), b"x")
+
+
+def test_a_peer_that_speaks_tls_is_closed_without_a_word(tmp_path: Path) -> None:
+    certified = Certified(tmp_path / "authority")
+    tls = WireTls(certified.tls("dn2", Role.DATANODE))
+    secured = Datanode("dn2", tmp_path, WireLimits(max_connections=0), tls=tls)
+    with socket.create_connection(("127.0.0.1", secured.server.port)) as sock:
+        sock.settimeout(30)
+        assert sock.recv(1) == b""
+    secured.stop()
+
+
+def test_an_end_frees_the_port_and_all_that_was_open_and_may_be_asked_for_twice(node: Datanode) -> None:
+    client = Client(node.address)
+    server = node.server
+    server.stop()
+    server.stop()
+    assert server._socket.fileno() == server._wake_read.fileno() == server._wake_write.fileno() == -1
+    assert server._reserve is not None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(server._reserve)
+    assert server.snapshot().connections == 0
+    with socket.create_server(("127.0.0.1", server.port)):
+        pass
+    client.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,22 @@ from datanode_processors.wire.wire import read_error, read_record
 from schemas import stream_errors as codes
 from schemas.codecs.codec import decode
 from schemas.conversation import conversation
-from schemas.records.datanode import BlockOutcome, BlocksWritten, OpenBlocks, Route, WholeBlock, WriteBlocks
+from schemas.records.datanode import (
+    BlockOutcome,
+    BlocksCommitted,
+    BlocksWritten,
+    OpenBlocks,
+    PutBlocks,
+    Route,
+    WatchBlocks,
+    WholeBlock,
+    WriteBlocks,
+)
 from schemas.records.packets import MAX_BLOCKS_TOGETHER, MAX_BYTES_TOGETHER, Kind
 from tests.support.datanodes.streams import (
     CELL,
     CONTAINER,
+    PARTITION,
     Behind,
     Client,
     Datanode,
@@ -340,3 +351,113 @@ def test_a_server_without_such_files_refuses(tmp_path: Path) -> None:
             ask(node, blocks_together(chain([node]), [(1, b"x")]))
     finally:
         node.stop()
+
+
+# ------------------------------------------------------------------------------------------------------ commit and watch
+
+
+def refuse_watches(node: Datanode, before: Callable[[], None] = lambda: None) -> None:
+    """Have a datanode refuse to be watched, after ``before``."""
+    real = node.pipelines.handle
+
+    def handle(request: Any) -> Any:
+        if isinstance(request, WatchBlocks):
+            before()
+            raise BlockError(codes.BLOCK_DELETED, "as if")
+        return real(request)
+
+    node.pipelines.handle = handle  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("refusing", [0, 1, 2])
+def test_whoever_refuses_a_watch_is_not_named(nodes: list[Datanode], refusing: int) -> None:
+    refuse_watches(nodes[refusing])
+    written = ask(nodes[0], blocks_together(chain(nodes), [(1, b"data")]))
+    assert not written.outcomes[0].code
+    assert set(written.watched) == {"dn1", "dn2", "dn3"} - {nodes[refusing].name}
+
+
+def test_a_member_that_goes_before_it_is_watched_is_not_named(nodes: list[Datanode]) -> None:
+    real = nodes[0].pipelines.handle
+
+    def handle(request: Any) -> Any:
+        if isinstance(request, PutBlocks):
+            nodes[2].stop()
+        return real(request)
+
+    nodes[0].pipelines.handle = handle  # type: ignore[method-assign]
+    written = ask(nodes[0], blocks_together(chain(nodes), [(1, b"data")]))
+    assert not written.outcomes[0].code
+    assert set(written.watched) == {"dn1", "dn2"}
+
+
+@pytest.mark.parametrize(("asked_ms", "waited_ms"), [(-1, 0), (0, 0), (700, 700), (5_000, 5_000), (600_000, 5_000)])
+def test_what_is_committed_is_watched_up_to_its_index_for_no_longer_than_the_limit(
+    nodes: list[Datanode], asked_ms: int, waited_ms: int
+) -> None:
+    heard: list[Any] = []
+    real = nodes[0].pipelines.handle
+
+    def handle(request: Any) -> Any:
+        if isinstance(request, PutBlocks | WatchBlocks):
+            heard.append(request)
+        return real(request)
+
+    nodes[0].pipelines.handle = handle  # type: ignore[method-assign]
+    nodes[0].pipelines.closed.add(8)
+    blocks = [(1, b"one"), (2, b"refused"), (3, b"three")]
+    opening = decode(blocks_together(chain(nodes[:1]), blocks).opening)
+    assert isinstance(opening, OpenBlocks)
+    mixed = [opening.blocks[0], replace(opening.blocks[1], container_id=8), opening.blocks[2]]
+    ask(nodes[0], blocks_together(chain(nodes[:1]), blocks, blocks=mixed, watch_timeout_ms=asked_ms))
+    put, watch = heard
+    assert [block.local_id for block in put.blocks] == [1, 3]
+    assert (watch.timeout_ms, watch.bcs_id, watch.partition) == (waited_ms, 2, PARTITION)
+    assert [(block.local_id, block.length) for block in watch.blocks] == [(1, 3), (3, 5)]
+
+
+def test_what_nobody_has_stored_is_neither_committed_nor_watched(nodes: list[Datanode]) -> None:
+    nodes[1].pipelines.closed.add(CONTAINER)
+    written = ask(nodes[0], blocks_together(chain(nodes), [(1, b"one"), (2, b"two")]))
+    assert [(one.code, one.bcs_id) for one in written.outcomes] == [(codes.CONTAINER_CLOSED, 0)] * 2
+    assert (written.datanode, written.leader, written.watched) == ("dn1", "", [])
+    assert not nodes[0].pipelines.batches
+
+
+@pytest.mark.parametrize("outcomes", [0, 1, 3])
+def test_a_leader_that_does_not_say_what_became_of_each_block_has_failed(nodes: list[Datanode], outcomes: int) -> None:
+    committed = BlocksCommitted(leader="dn1", outcomes=[STORED] * outcomes)
+    nodes[0].pipelines.handle = lambda request: committed  # type: ignore[method-assign]
+    with pytest.raises(BlockError, match="answers PutBlocks with a BlocksCommitted") as caught:
+        ask(nodes[0], blocks_together(chain(nodes), [(1, b"one"), (2, b"two")]))
+    assert caught.value.code == codes.FAILED
+
+
+def test_a_block_that_its_leader_refuses_is_not_watched(nodes: list[Datanode]) -> None:
+    real = nodes[0].pipelines.handle
+    watched: list[WatchBlocks] = []
+
+    def handle(request: Any) -> Any:
+        if isinstance(request, WatchBlocks):
+            watched.append(request)
+        answer = real(request)
+        if isinstance(request, PutBlocks):
+            refusal = BlockOutcome(code=codes.CHECKSUM_MISMATCH, message="as if", bcs_id=0)
+            return replace(answer, outcomes=[refusal, *answer.outcomes[1:]][: len(request.blocks)])
+        return answer
+
+    nodes[0].pipelines.handle = handle  # type: ignore[method-assign]
+    written = ask(nodes[0], blocks_together(chain(nodes), [(1, b"one"), (2, b"two")]))
+    assert [outcome.code for outcome in written.outcomes] == [codes.CHECKSUM_MISMATCH, ""]
+    assert [[block.local_id for block in one.blocks] for one in watched] == [[2]]
+    watched.clear()
+    written = ask(nodes[0], blocks_together(chain(nodes), [(3, b"three")]))
+    assert (written.watched, watched) == ([], [])
+
+
+def test_who_is_not_the_root_says_what_is_stored_and_commits_nothing(nodes: list[Datanode]) -> None:
+    routes = chain(nodes[:2])
+    written = ask(nodes[1], blocks_together(routes, [(1, b"one"), (2, b"two")]))
+    assert (written.datanode, written.leader, written.watched) == ("dn2", "", [])
+    assert written.outcomes == [BlockOutcome(code="", message="", bcs_id=0)] * 2
+    assert not nodes[1].pipelines.batches

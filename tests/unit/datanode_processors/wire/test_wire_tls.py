@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from datanode_processors.errors import BlockError
+from datanode_processors.wire import wire_tls
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.core.permits import MAY, check_request
 from datanode_processors.wire.peer import Peer
-from datanode_processors.wire.wire import WireClosed, read_error
+from datanode_processors.wire.wire import WireClosed, connect, read_error
 from datanode_processors.wire.wire_tls import WireTls
 from om_processors.fleet.datanode_client import DatanodeFailed, ask
 from producers.blocks.datanode_connection import DatanodeConnection
@@ -37,8 +38,9 @@ from schemas.records.datanode import (
     Route,
 )
 from schemas.records.packets import Kind
-from schemas.security.certificates import PeerIdentity, Role
+from schemas.security.certificates import PeerIdentity, Role, WrongPeer
 from schemas.security.tls import ProcessTls
+from schemas.security.tls_socket import TlsSocket
 from tests.support.datanodes.streams import (
     CELL,
     CLUSTER,
@@ -339,3 +341,67 @@ def test_a_renewed_certificate_is_shown_to_the_next_connection(site: Site):
     assert refusal_of(before, get_block())[0] == stream_errors.INVALID_REQUEST  # the older connection goes on
     before.close()
     after.close()
+
+
+def test_a_certificate_that_names_nobody_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch):
+    (node,) = site.start(1)
+    tls = site.tls("somebody")
+    host, _, port = node.address.partition(":")
+
+    def nobody(_: object) -> PeerIdentity:
+        raise WrongPeer("the certificate names nobody")
+
+    with socket.create_connection((host, int(port)), 5) as sock:
+        dialled = tls.dial(sock, host)
+        monkeypatch.setattr(wire_tls, "identity_of", nobody)
+        with pytest.raises(BlockError, match="names nobody") as caught:
+            wire_tls.identity_on(dialled)
+        assert caught.value.code == stream_errors.PERMISSION_DENIED
+        assert wire_tls.identity_on(sock) is None, "nobody is known on a plain connection"
+
+
+def test_a_child_with_another_ones_certificate_is_named(site: Site, tmp_path: Path):
+    (node,) = site.start(1)
+    impostor = Datanode("dn2", tmp_path / "impostor", tls=site.tls("dn3", Role.DATANODE))
+    site.nodes.append(impostor)
+    client = Client(node.address, tls=site.tls("somebody"))
+    with pytest.raises(BlockError, match="HELLO is of 'dn2', the certificate is that of datanode dn3") as caught:
+        client.open(site.routes())
+    assert (caught.value.code, caught.value.hint, caught.value.datanode) == (
+        stream_errors.DOWNSTREAM_FAILED, stream_errors.PERMISSION_DENIED, "dn2",
+    )  # fmt: skip
+    client.close()
+
+
+def test_small_frames_that_are_in_a_record_already_come_before_all_others(site: Site):
+    """The kernel takes nothing more: a frame counts as sent if TLS is committed to it, and none is sent twice."""
+    accepted: list[TlsSocket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            sock, _ = listener.accept()
+            accepted.append(site.tls("dn2", Role.DATANODE).accept(sock, 30))
+
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        wire = connect(f"127.0.0.1:{listener.getsockname()[1]}", 30, site.tls("dn1", Role.DATANODE))
+        accepting.join()
+    frames = [number.to_bytes(4, "big") * 250 for number in range(100_000)]
+    sent = next(number for number, frame in enumerate(frames) if not wire.send_small(frame))
+    assert not wire.send_small(frames[sent])
+    expected = b"".join(frames[: sent + 1])
+    heard = bytearray()
+
+    def hear() -> None:
+        space = bytearray(1 << 16)
+        accepted[0].settimeout(30)
+        while len(heard) < len(expected):
+            heard.extend(space[: accepted[0].recv_into(space)])
+
+    hearing = threading.Thread(target=hear)
+    hearing.start()
+    wire.wait_send(frames[sent], timeout_s=30)
+    hearing.join(30)
+    assert bytes(heard) == expected
+    wire.close()
+    accepted[0].close()
