@@ -1,0 +1,254 @@
+"""The socket of one direct connection: what is sent when, what waits for the kernel, and how it ends."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+
+import pytest
+
+from producers.direct import node_link
+from producers.direct.core.link_talk import LinkFailed, LinkState
+from producers.direct.node_link import OPEN_TIMEOUT_S, NodeLink
+from schemas.door.frames import DoorFrame, DoorFrames, DoorKind, door_frame
+from schemas.door.talk import DoorRole, DoorTalk
+
+SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: stratolog-door\r\n\r\n"
+HELLO = DoorTalk(DoorRole.NODE, "om1", "c").hello()
+WAIT_S = 10.0
+
+
+class Node:
+    """The other side: a socket on the loopback."""
+
+    def __init__(self, family: int = socket.AF_INET, host: str = "127.0.0.1") -> None:
+        self._server = socket.create_server((host, 0), family=family)
+        self._server.settimeout(WAIT_S)
+        self.port = self._server.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self.sock: socket.socket | None = None
+        self.link: NodeLink | None = None
+
+    def connect(self, address: str = "") -> NodeLink:
+        """Return a link whose connection is made, and take it."""
+        self.link = NodeLink(address or self.address, "c0ffee")
+        self.sock, _ = self._server.accept()
+        self.sock.settimeout(WAIT_S)
+        return self.link
+
+    def open(self) -> NodeLink:
+        link = self.connect()
+        link.on_writable()
+        self.say(SWITCHING + HELLO)
+        self.heard(lambda: link.is_open)
+        return link
+
+    def say(self, data: bytes) -> None:
+        assert self.sock is not None
+        self.sock.sendall(data)
+
+    def read(self, ends: bytes) -> bytes:
+        """Return what the client has sent up to ``ends``."""
+        assert self.sock is not None
+        found = b""
+        while not found.endswith(ends):
+            found += self.sock.recv(65_536)
+        return found
+
+    def heard(self, holds: Callable[[], object]) -> list[DoorFrame]:
+        """Let the client receive until something holds; return its frames."""
+        assert self.link is not None
+        found: list[DoorFrame] = []
+        self.link.sock.settimeout(WAIT_S)
+        while not holds():
+            found += self.link.receive()
+        self.link.sock.setblocking(False)
+        return found
+
+    def fails(self) -> str:
+        """Let the client receive until its connection fails; return why."""
+        with pytest.raises(LinkFailed) as failed:
+            self.heard(lambda: False)
+        return str(failed.value)
+
+    def close(self) -> None:
+        for one in (self.sock, self.link, self._server):
+            if one is not None:
+                one.close()
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    found = Node()
+    yield found
+    found.close()
+
+
+def test_the_upgrade_is_asked_for_once_the_connection_is_made(node: Node) -> None:
+    link = node.connect()
+    assert link.has_unsent
+    assert not link.is_open
+    link.on_writable()
+    assert not link.has_unsent
+    asked = node.read(b"\r\n\r\n")
+    assert asked.startswith(b"GET /v1/door HTTP/1.1\r\n")
+    assert f"host: {node.address}\r\n".encode() in asked.lower()
+    assert b"authorization" not in asked.lower()
+
+
+def test_hello_is_said_once_the_node_has_switched_and_once_only(node: Node) -> None:
+    link = node.connect()
+    link.on_writable()
+    node.read(b"\r\n\r\n")
+    node.say(SWITCHING)
+    node.heard(lambda: link._greeted)
+    assert (link.is_open, link.was_open) == (False, False), "the node has not said HELLO"
+    node.say(HELLO)
+    node.heard(lambda: link.is_open)
+    node.say(door_frame(DoorKind.LEADERS, b"leaders"))
+    assert link.was_open
+    found: list[DoorFrame] = []
+    link.sock.settimeout(WAIT_S)
+    found += link.receive()
+    assert [(frame.kind, frame.payload) for frame in found] == [(DoorKind.LEADERS, b"leaders")]
+    assert link.write(b"the end")
+    frames = DoorFrames(DoorRole.NODE.hears)
+    sent = node.read(b"the end").removesuffix(b"the end")
+    assert [frame.kind for frame in frames.take(sent)] == [DoorKind.HELLO]
+
+
+def test_what_comes_together_with_the_switch_is_heard(node: Node) -> None:
+    link = node.connect()
+    link.on_writable()
+    node.say(SWITCHING + HELLO + door_frame(DoorKind.LEADERS, b"1") + door_frame(DoorKind.ANSWERS, b"2"))
+    found: list[DoorFrame] = []
+    link.sock.settimeout(WAIT_S)
+    while len(found) < 2:
+        for frame in link.receive():
+            assert link._greeted, "HELLO goes out before anything is done with a frame"
+            found.append(frame)
+    assert [frame.payload for frame in found] == [b"1", b"2"]
+    assert (link.is_open, link.was_open) == (True, True)
+
+
+def test_while_nothing_has_arrived_there_are_no_frames(node: Node) -> None:
+    assert list(node.open().receive()) == []
+
+
+def test_what_the_kernel_does_not_take_waits_and_goes_out_in_order(node: Node) -> None:
+    link = node.open()
+    parts = [bytes([number]) * 2_000_000 for number in range(4)]
+    for part in parts:
+        assert link.write(part)
+    assert link.has_unsent
+    found = bytearray()
+    assert node.sock is not None
+    node.sock.setblocking(False)
+    end_s = time.monotonic() + WAIT_S
+    while link.has_unsent or not found.endswith(parts[-1]):
+        assert time.monotonic() < end_s
+        link.flush()
+        with suppress(BlockingIOError):
+            found += node.sock.recv(1 << 20)
+    assert found.endswith(b"".join(parts))
+    assert not link.has_unsent
+
+
+def test_beyond_the_bound_bytes_are_dropped_as_a_whole(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = node.connect()  # its connection counts as being made: everything waits
+    link.on_writable()
+    monkeypatch.setattr(link, "_send", lambda _: 0)
+    monkeypatch.setattr(node_link, "MAX_UNSENT_BYTES", 10)
+    assert link.write(b"123456")
+    assert not link.write(b"78901")
+    assert link.write(b"7890"), "so many may wait"
+    assert not link.write(b"x")
+    assert bytes(link._unsent) == b"1234567890"
+
+
+@pytest.mark.parametrize(("last", "why"), [(b"", "the node has closed the connection"), (b"!!", "what answers is no")])
+def test_the_end_of_a_connection_is_told_with_the_address(node: Node, last: bytes, why: str) -> None:
+    link = node.open()
+    node.say(last)
+    assert node.sock is not None
+    node.sock.shutdown(socket.SHUT_WR)
+    assert node.fails().startswith(f"{node.address}: {why}")
+    assert not link.is_open
+    assert link.was_open
+
+
+def test_a_connection_that_is_reset_is_told(node: Node) -> None:
+    node.open()
+    assert node.sock is not None
+    node.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    node.sock.close()
+    assert node.fails() == f"{node.address}: Connection reset by peer"
+
+
+def test_what_cannot_be_sent_any_more_waits_until_receiving_tells(node: Node) -> None:
+    link = node.open()
+    link.sock.shutdown(socket.SHUT_WR)
+    assert link.write(b"anything")
+    assert link.has_unsent
+
+
+def test_a_connection_must_open_in_time(node: Node) -> None:
+    link = node.connect()
+    link.look(link._begun_s + OPEN_TIMEOUT_S)
+    with pytest.raises(LinkFailed, match=rf"^{node.address}: no answer in 3 s \(asks for the direct door\)$"):
+        link.look(link._begun_s + OPEN_TIMEOUT_S + 0.001)
+    link.on_writable()
+    node.say(SWITCHING)
+    node.heard(lambda: link._greeted)
+    with pytest.raises(LinkFailed, match=LinkState.GREETING.value):
+        link.look(link._begun_s + OPEN_TIMEOUT_S + 0.001)
+    node.say(HELLO)
+    node.heard(lambda: link.is_open)
+    link.look(link._begun_s + 1_000_000)
+
+
+def test_who_refuses_the_connection_is_named() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound, and it does not listen
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+
+        def connect() -> None:
+            with closing(NodeLink(address, "c0ffee")) as link:
+                link.on_writable()
+
+        with pytest.raises(LinkFailed, match=f"^{address}: ECONNREFUSED$"):
+            connect()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:no", "127.0.0.1:99999999999999999999", "no such host:1"])
+def test_an_address_that_leads_nowhere_is_named(address: str) -> None:
+    with pytest.raises(LinkFailed, match=f"^{address}: "):
+        NodeLink(address, "c0ffee")
+
+
+def test_small_requests_are_not_held_back_and_a_dead_peer_is_noticed(node: Node) -> None:
+    link = node.connect()
+    assert link.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    assert link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert not link.sock.getblocking()
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+def test_an_address_of_ipv6_is_in_brackets() -> None:
+    try:
+        node = Node(socket.AF_INET6, "::1")
+    except OSError:
+        pytest.skip("the loopback has no IPv6")
+    link = node.connect(f"[::1]:{node.port}")
+    link.on_writable()
+    assert not link.has_unsent
+    node.close()
+
+
+def test_a_link_that_is_closed_gives_its_socket_back(node: Node) -> None:
+    link = node.open()
+    link.close()
+    assert link.sock.fileno() == -1
