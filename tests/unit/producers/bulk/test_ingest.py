@@ -249,7 +249,8 @@ def test_progress_is_told_at_intervals_and_at_the_end(client, tree, monkeypatch)
     monkeypatch.setattr(module, "PROGRESS_INTERVAL_MS", 1_000_000_000_000)
     told: list[Progress] = []
     ingest(client, tree, progress=told.append)
-    assert len(told) == 1, "the last"
+    assert len(told) == 2, "the first and the last"
+    assert [progress.files == progress.files_total for progress in told] == [False, True]
 
 
 def test_progress_is_told_while_files_are_written(client, tree, monkeypatch):
