@@ -354,9 +354,7 @@ def test_what_is_no_file_any_more_after_the_survey_is_skipped_and_counts_as_done
     write = ingest_contents if with_bytes else ingest
     summary = write(world_or_client(with_bytes), root, layout=Changing(root / "b"), progress=told.append)
     assert (summary.keys, summary.bytes, summary.skipped_files, summary.failed_files) == (2, 301, 1, 0)
-    assert [(skip.relative_path, skip.reason) for skip in summary.skipped] == [
-        ("b", "no longer a regular file")
-    ]
+    assert [(skip.relative_path, skip.reason) for skip in summary.skipped] == [("b", "no longer a regular file")]
     last = told[-1]
     assert (last.files, last.files_total, last.bytes) == (3, 3, 301)
     assert summary.complete
@@ -440,9 +438,9 @@ class Interrupting:
         raise OSError("too late")
 
     def bucket_for(self, relative_path):
-        """Each file is asked for by the survey, and when it is written: the second of those is interrupted."""
+        """Each file is asked for by the survey, and when it is written: the third of those is interrupted."""
         self._written += relative_path in self._asked
-        if self._written == 2:
+        if self._written == 3:
             assert self.opening.wait(30)
             raise self._error
         self._asked.add(relative_path)
@@ -464,11 +462,11 @@ def test_an_interrupt_leaves_files_that_are_being_written_and_an_error_waits_for
     thread.start()
     assert interrupting.opening.wait(30)
     if error is KeyboardInterrupt:
-        thread.join(30)
+        thread.join(10)
         assert [type(one) for one in raised] == [error], "while the file is still being opened"
-        interrupting.go_on.set()
-        return
-    assert not raised
+    assert bool(raised) is (error is KeyboardInterrupt)
     interrupting.go_on.set()
     thread.join(30)
+    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("ingest")])
     assert [type(one) for one in raised] == [error]
+    assert len(interrupting.opened) == (1 if error is KeyboardInterrupt else 2), "an interrupt begins nothing any more"

@@ -12,6 +12,7 @@ from producers.bulk.ingest import ingest_contents
 from producers.bulk.listing import SHA256
 from producers.bulk.read_back import read_back
 from producers.bulk.tree_layout import TreeLayout
+from producers.errors import StratologError
 from schemas.codecs.codec import decode_as
 from schemas.column_families import INLINE_TABLE
 from schemas.records.messages import AllocateBlock, CommitKey, CreateKey, PutKey, Request
@@ -133,7 +134,9 @@ def test_only_so_many_replicas_are_waited_for_and_progress_is_told_meanwhile(tmp
     monkeypatch.setattr(world.client, "key_info", key_info)
     found = []
     thread = threading.Thread(
-        target=lambda: found.append(read_back(world.client, LAYOUT, readers=1, progress=lambda so_far: told.append(so_far.keys))),
+        target=lambda: found.append(
+            read_back(world.client, LAYOUT, readers=1, progress=lambda so_far: told.append(so_far.keys))
+        ),
         daemon=True,
     )
     thread.start()
@@ -165,3 +168,20 @@ def test_wrong_replicas_are_counted_and_some_are_named(tmp_path, tree, monkeypat
     assert (found.wrong_replicas, len(found.wrong)) == (3 * 4, 2)
     assert all("written were" in one.reason for one in found.wrong)
     world.close()
+
+
+@pytest.mark.parametrize("readers", [1, 8])
+def test_a_defect_while_a_replica_is_read_is_no_silence(world, tree, monkeypatch, readers):
+    """With few readers it is raised in the middle, with many at the end."""
+    ingest_contents(world.client, tree, layout=LAYOUT)
+    raised = []
+
+    def fail(*_, **__):
+        raised.append(True)
+        if len(raised) == 1:
+            raise ZeroDivisionError
+        raise StratologError("X", "x")
+
+    monkeypatch.setattr(module, "_reader", fail)
+    with pytest.raises(ZeroDivisionError):
+        read_back(world.client, LAYOUT, readers=readers)

@@ -101,7 +101,9 @@ def ann(broker: MemoryBroker, password: Path, monkeypatch: pytest.MonkeyPatch) -
     made.close()
 
 
-@pytest.mark.parametrize(("topics", "found"), [({OWN, OM_RESPONSES}, OWN), ({OWN}, OWN), ({OM_RESPONSES}, OM_RESPONSES)])
+@pytest.mark.parametrize(
+    ("topics", "found"), [({OWN, OM_RESPONSES}, OWN), ({OWN}, OWN), ({OM_RESPONSES}, OM_RESPONSES)]
+)
 def test_a_user_reads_its_own_responses_if_it_has_a_topic(ann: Ann, topics: set[str], found: str) -> None:
     ann.topics = lambda: topics
     assert ann.reply_topic() == found
