@@ -470,3 +470,12 @@ def test_an_interrupt_leaves_files_that_are_being_written_and_an_error_waits_for
     eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("ingest")])
     assert [type(one) for one in raised] == [error]
     assert len(interrupting.opened) == (1 if error is KeyboardInterrupt else 2), "an interrupt begins nothing any more"
+
+
+def test_only_volumes_of_the_layout_are_listed(client, cluster, tree):
+    """Another layout of more volumes may have written beside it."""
+    ingest(client, tree, layout=TreeLayout(volumes=40))
+    small = TreeLayout(volumes=2)
+    assert {volume for volume, _, _ in listed(cluster)} > set(small.volume_names())
+    assert {volume for volume, _, _ in listed(cluster, layout=small)} <= set(small.volume_names())
+    assert listed(cluster, layout=small)

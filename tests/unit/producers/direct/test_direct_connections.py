@@ -455,3 +455,32 @@ def test_a_closed_transport_fails_what_waits_and_lets_go_of_its_sockets(story: S
     assert [one.fileno() for one in (link.sock, transport._wake_read, transport._wake_write)] == [-1] * 3
     assert transport.look_up(READ, 0) is None
     transport._wake()  # a late call of another thread is no error
+
+
+def test_an_address_that_leads_nowhere_is_a_fault_and_the_others_are_connected_with(story: Story) -> None:
+    transport = story.begin("no such host:1", story.first.address)
+    transport.serve()
+    assert "no such host:1: " in transport._faults["no such host:1"]
+    story.first.accept()
+    story.first.tell()
+    story.until(lambda: transport.shards)
+
+
+def test_a_wake_up_is_heard_once_and_ends_no_wait_for_good(story: Story) -> None:
+    transport = story.led()
+    transport._wake()
+    values: list[bytes] = []
+    transport._receive_once(1_000, values)  # it returns at once
+    began_s = time.monotonic()
+    transport._receive_once(30, values)
+    assert time.monotonic() - began_s >= 0.02, "the next one waits its time out"
+    assert values == []
+
+
+def test_a_lookup_that_the_kernel_does_not_take_wakes_the_thread_that_receives(story: Story) -> None:
+    transport = story.led()
+    (link,) = transport._links.values()
+    link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    while not link.has_unsent:
+        transport.look_up(READ, 0)
+    assert transport._wake_read.recv(10).startswith(b"!")

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 
 from producers.direct import node_link
 from producers.direct.core.link_talk import LinkFailed, LinkState
 from producers.direct.node_link import OPEN_TIMEOUT_S, NodeLink
+from schemas.access.credentials import SECRET_BYTES, Credentials
+from schemas.access.signatures import presented
 from schemas.door.frames import DoorFrame, DoorFrames, DoorKind, door_frame
 from schemas.door.talk import DoorRole, DoorTalk
+from schemas.security.certificates import AN_OM, Role
+from schemas.security.tls import ProcessTls
+from tests.support.security.certified import Certified
 
 SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: stratolog-door\r\n\r\n"
 HELLO = DoorTalk(DoorRole.NODE, "om1", "c").hello()
@@ -252,3 +260,101 @@ def test_a_link_that_is_closed_gives_its_socket_back(node: Node) -> None:
     link = node.open()
     link.close()
     assert link.sock.fileno() == -1
+
+
+def test_an_address_that_may_not_be_reached_leaves_no_socket() -> None:
+    """A broadcast is refused at once."""
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(LinkFailed, match=r"^255\.255\.255\.255:9: E(ACCES|NETUNREACH)$"):
+            NodeLink("255.255.255.255:9", "c0ffee")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_who_has_credentials_says_who_it_is_to_this_node_alone(node: Node) -> None:
+    ann = Credentials("ann:1", bytes(SECRET_BYTES))
+    node.link = NodeLink(node.address, "c0ffee", None, ann)
+    node.sock, _ = node._server.accept()
+    node.sock.settimeout(WAIT_S)
+    node.link.on_writable()
+    asked = node.read(b"\r\n\r\n").decode()
+    (line,) = [one for one in asked.split("\r\n") if one.lower().startswith("authorization: ")]
+    said = presented(line.partition(": ")[2])
+    assert said is not None
+    assert said.is_of(ann, "GET", node.address, "/v1/door")
+    assert not said.is_of(ann, "GET", "other:1", "/v1/door")
+    assert abs(said.time_ms - time.time() * 1000) < 60_000
+
+
+# -- in TLS ------------------------------------------------------------------------------------------------------------
+
+
+class SecureNode:
+    """The other side in TLS, on a thread: it says ``says`` once it has heard the question."""
+
+    def __init__(self, tls: ProcessTls, says: bytes = SWITCHING + HELLO) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self._context = tls.server(needs_certificate=False)
+        self._says = says
+        self.heard = b""
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            sock, _ = self._server.accept()
+            sock.settimeout(WAIT_S)
+            with self._context.wrap_socket(sock, server_side=True) as peer:
+                while b"\r\n\r\n" not in self.heard:
+                    self.heard += peer.recv(65_536)
+                peer.sendall(self._says)
+                while more := peer.recv(65_536):
+                    self.heard += more
+
+    def close(self) -> None:
+        self._server.close()
+        self._thread.join(WAIT_S)
+
+
+def driven(link: NodeLink, holds: Callable[[], object]) -> list[DoorFrame]:
+    """Let a link send and receive until something holds."""
+    found: list[DoorFrame] = []
+    end_s = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < end_s
+        link.on_writable()
+        found += link.receive()
+    return found
+
+
+def test_in_tls_the_same_is_said_and_heard(tmp_path: Path) -> None:
+    site = Certified(tmp_path / "authority")
+    node = SecureNode(site.tls("om1", Role.OM), SWITCHING + HELLO + door_frame(DoorKind.LEADERS, b"leaders"))
+    link = NodeLink(node.address, "c0ffee", site.tls("me", Role.CLIENT).client(AN_OM))
+    frames: list[DoorFrame] = []
+    end_s = time.monotonic() + WAIT_S
+    while not frames:
+        assert time.monotonic() < end_s
+        link.on_writable()
+        frames += link.receive()
+    assert [frame.payload for frame in frames] == [b"leaders"]
+    assert link.is_open
+    assert link.write(b"the end")
+    driven(link, lambda: node.heard.endswith(b"the end"))
+    assert node.heard.startswith(b"GET /v1/door HTTP/1.1\r\n")
+    link.close()
+    node.close()
+
+
+def test_in_tls_another_than_a_node_is_told_nothing(tmp_path: Path) -> None:
+    site = Certified(tmp_path / "authority")
+    for role, expected in ((Role.DATANODE, "is that of datanode x, not of om"), (Role.OM, "certificate verify failed")):
+        other = site if role is Role.DATANODE else Certified(tmp_path / "foreign")
+        node = SecureNode(other.tls("x", role))
+        link = NodeLink(node.address, "c0ffee", site.tls("me", Role.CLIENT).client(AN_OM))
+        with pytest.raises(LinkFailed, match=f"{node.address}: .*{expected}"):
+            driven(link, lambda: False)
+        link.close()
+        assert node.heard == b""
+        node.close()
