@@ -358,7 +358,7 @@ def test_a_request_that_is_not_taken_gives_its_room_back():
 
     async def main():
         async with async_client_to(MemoryCluster(), max_in_flight=1) as client:
-            client.pipeline.submit = fail
+            client.pipeline.submit = fail  # type: ignore[method-assign]
             with pytest.raises(ZeroDivisionError):
                 await client.submit(CreateVolume(volume="v"))
             del client.pipeline.submit

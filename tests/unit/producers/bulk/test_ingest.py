@@ -408,7 +408,8 @@ def test_an_error_of_no_kind_of_ours_ends_an_ingest_and_nobody_is_waited_for(cli
 
 
 def test_a_file_whose_writing_fails_by_a_defect_is_named_and_the_others_go_on(client, tree):
-    summary = ingest_contents(Refusing(client, RuntimeError("odd")), tree)
+    refusing: Any = Refusing(client, RuntimeError("odd"))
+    summary = ingest_contents(refusing, tree)
     assert (summary.failed_files, summary.keys) == (65, 0)
     assert {(failure.status, failure.message) for failure in summary.failures} == {
         ("INTERNAL_ERROR", "RuntimeError: odd")
@@ -449,7 +450,7 @@ class Interrupting:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 def test_an_interrupt_leaves_files_that_are_being_written_and_an_error_waits_for_them(client, tree, error):
-    interrupting = Interrupting(client, error)
+    interrupting: Any = Interrupting(client, error)
     raised: list[BaseException] = []
 
     def run():

@@ -5,20 +5,33 @@ from __future__ import annotations
 import pytest
 
 from producers.reads.read_views import PAGE_ENTRIES, Page, Pages
+from schemas.records.messages import CommitKey
+from schemas.records.rows import KeyInfo
+from tests.support.sdk.memory import key_row
+
+
+def key(name: str) -> KeyInfo:
+    row = key_row(CommitKey(volume="v", bucket="b", key=name, session_id=1, size=0, blocks=[]), {})
+    assert isinstance(row, KeyInfo)
+    return row
 
 
 class Listing:
-    """Numbers from 0 on, as a node lists them; ``asked`` is (after, wanted) of each page."""
+    """Keys with numbers from 0 on, as a node lists them; ``asked`` is (after, wanted) of each page."""
 
     def __init__(self, count: int) -> None:
         self.names = [f"{number:05d}" for number in range(count)]
         self.asked: list[tuple[str, int]] = []
 
-    def read(self, after: str, wanted: int) -> Page[str]:
+    def read(self, after: str, wanted: int) -> Page[KeyInfo]:
         self.asked.append((after, wanted))
         left = [name for name in self.names if name > after]
         shown = left[:wanted]
-        return Page(entries=shown, next_after=shown[-1] if len(shown) < len(left) else None, positions={})
+        return Page(
+            entries=[key(name) for name in shown],
+            next_after=shown[-1] if len(shown) < len(left) else None,
+            positions={},
+        )
 
 
 @pytest.mark.parametrize(
@@ -39,7 +52,7 @@ def test_pages_ask_for_no_more_than_is_wanted_and_end(
 ) -> None:
     listing = Listing(count)
     pages = Pages(listing.read, "", limit)
-    assert list(pages.entries()) == listing.names[:limit]
+    assert [info.key for info in pages.entries()] == listing.names[:limit]
     assert listing.asked == asked
     assert pages.next_page() is None
     assert listing.asked == asked, "nobody is asked behind the end"
@@ -51,9 +64,11 @@ def test_pages_begin_where_they_are_told_and_are_read_one_by_one() -> None:
     assert listing.asked == []
     first = pages.next_page()
     assert first is not None
-    assert (first[0], len(first)) == ("00005", PAGE_ENTRIES)
+    assert (first[0].key, len(first)) == ("00005", PAGE_ENTRIES)
     assert listing.asked == [("00004", PAGE_ENTRIES)]
-    assert pages.next_page() == listing.names[PAGE_ENTRIES + 5 :]
+    rest = pages.next_page()
+    assert rest is not None
+    assert [info.key for info in rest] == listing.names[PAGE_ENTRIES + 5 :]
     assert pages.next_page() is None
 
 

@@ -381,7 +381,7 @@ class Rows:
 
     def __call__(self, volume, bucket, keys, consistency, *, with_bytes=False, page=None):
         self.asked.append((list(keys), with_bytes, page))
-        answer = Future()
+        answer: Future[DoorRows] = Future()
         answer.set_result(self.answers.pop(0))
         return answer
 

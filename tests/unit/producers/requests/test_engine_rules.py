@@ -20,9 +20,8 @@ from producers.requests.caller import default_caller
 from producers.requests.core.calls import Policy
 from producers.requests.engine import CLIENT_ID_BYTES, RequestEngine, RequestSettings, linger_ms_of, make_settings
 from schemas.access.credentials import SECRET_BYTES, Credentials
-from schemas.codecs.codec import encode
-from schemas.codecs.envelopes import Responses, header_of
-from schemas.records.messages import CreateVolume, Response
+from schemas.codecs.codec import encode, header_of
+from schemas.records.messages import CreateVolume, Response, Responses
 from schemas.security.certificates import Role
 from tests.support.local.secret import SECRET
 from tests.support.local.waiting import eventually

@@ -223,7 +223,8 @@ def test_a_shard_whose_requests_are_not_taken_does_not_stop_the_others(
         sent.append((partition, len(values)))
         return len(values) - (partition == 1)
 
-    ann.transport._producer.produce_batch = produce_batch  # type: ignore[method-assign]
+    fake: Any = SimpleNamespace(produce_batch=produce_batch)
+    ann.transport._producer = fake
     with caplog.at_level(logging.WARNING, "stratolog.client"):
         ann.transport._send_requests({0: [b"a", b"b"], 1: [b"c"], 2: [b"d"]})
     assert sent == [(1, 1), (2, 1)]

@@ -19,7 +19,6 @@ from aiohttp.http_exceptions import BadHttpMessage
 from replicated_db.shell.web import bounded_server, node_web
 from replicated_db.shell.web.bounded_server import (
     FIRST_REQUEST_S,
-    HANDSHAKE_S,
     IDLE_GRACE_S,
     IDLE_S,
     MAX_WEB_CONNECTIONS,
@@ -30,7 +29,7 @@ from replicated_db.shell.web.bounded_server import (
     ServerLog,
     raise_descriptors,
 )
-from replicated_db.shell.web.web_site import WebSite
+from replicated_db.shell.web.web_site import HANDSHAKE_S, WebSite
 
 
 def test_what_is_no_http_is_told_by_its_number_alone(caplog: pytest.LogCaptureFixture) -> None:
