@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from configparser import ConfigParser
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 from rocksdict import Cache
@@ -309,3 +311,104 @@ def test_a_database_with_blob_files_opens_without_that_option(tmp_path: Path):
         b"in a file", b"in the write-ahead log", b"new",
     ]  # fmt: skip
     again.close()
+
+
+# What the disk, or RocksDB, refuses.
+
+
+class Broken:
+    """A table, or a database, on which nothing works."""
+
+    def __getattr__(self, name: str) -> object:
+        def fail(*_: object) -> None:
+            raise OSError(5, f"Input/output error: {name}")
+
+        return fail
+
+
+def test_whatever_rocksdb_refuses_is_a_failure_of_the_store(tmp_path: Path):
+    store = RocksStore(tmp_path / "shard-0", FAMILIES)
+    store.write([("one", b"k", b"v")])
+    tables, database = store._tables, store._db
+    broken: Any = Broken()
+    store._tables, store._db = {"one": broken, "two": None}, broken
+    acts: list[tuple[str, Callable[[], object]]] = [
+        ("flush: ", store.write_files), ("count rows in memory: ", store.rows_in_memory), ("sync: ", store.sync),
+        ("get from one: ", lambda: store.get("one", b"k")), ("page of one: ", lambda: store.page("one", b"", 1)),
+        ("iterate over one: ", lambda: list(store.iterate("one", b""))), ("snapshot: ", store.snapshot),
+        ("write: ", lambda: store.write([("one", b"k", b"w")])), ("checkpoint c: ", lambda: store.checkpoint("c")),
+        ("checkpoint in ", lambda: store.copy_to(tmp_path / "copy")),
+    ]  # fmt: skip
+    for said, act in acts:
+        with pytest.raises(StoreFailure, match=f"^RocksDB: {said}"):
+            act()
+    store._tables, store._db = tables, database
+    assert store.get("one", b"k") == b"v"
+    store.close()
+
+
+def test_what_the_disk_refuses_of_checkpoints_is_a_failure_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store = RocksStore(tmp_path / "shard-0", FAMILIES)
+    store.checkpoint("c")
+
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "iterdir", fail)
+        with pytest.raises(StoreFailure, match="^RocksDB: checkpoints: PermissionError"):
+            store.checkpoint_names()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", fail)
+        with pytest.raises(StoreFailure, match="^RocksDB: drop checkpoint c: PermissionError"):
+            store.drop_checkpoint("c")
+    assert store.checkpoint_names() == ["c"]
+    store.close()
+
+
+def test_a_reader_says_what_rocksdb_refuses(path: Path):
+    reader = RocksReader(path, FAMILIES)
+    tables, database = reader._tables, reader._db
+    broken: Any = Broken()
+    reader._tables, reader._db = {"one": broken, "two": None}, broken
+    with pytest.raises(StoreFailure, match="^RocksDB: list table files: "):
+        reader.live_files()
+    with pytest.raises(StoreFailure, match="^RocksDB: count entries of one: "):
+        reader.rows_outside_files("one")
+    assert reader.rows_outside_files("two") == 0
+    reader._tables, reader._db = tables, database
+    reader.close()
+
+
+def test_a_database_that_goes_while_it_is_opened_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """rocksdict makes the folder again, with a file of its own."""
+
+    def removed(*_: object) -> None:
+        shutil.rmtree(path)
+        path.mkdir()
+        (path / "rocksdict-config.json").write_text("{}")
+        raise OSError("no such file")
+
+    monkeypatch.setattr(rocks, "_families_in", removed)
+    with pytest.raises(StoreFailure, match="does not open: no such file"):
+        RocksReader(path, FAMILIES)
+    assert not path.exists()
+
+
+def test_a_database_that_does_not_open_stays_as_it_is(path: Path):
+    (path / "CURRENT").write_text("MANIFEST-999999\n")
+    (path / "rocksdict-config.json").touch()
+    before = {one.name for one in path.iterdir()}
+    with pytest.raises(StoreFailure, match="does not open"):
+        RocksReader(path, FAMILIES)
+    assert {one.name for one in path.iterdir()} >= before
+
+
+def test_a_folder_with_other_files_is_left_where_it_is(tmp_path: Path):
+    (tmp_path / "mine").touch()
+    (tmp_path / "rocksdict-config.json").touch()
+    rocks._clear_remains(tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == ["mine"]
+    rocks._clear_remains(tmp_path / "none")
