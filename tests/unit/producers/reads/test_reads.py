@@ -522,3 +522,18 @@ def test_fields_of_a_newer_node_are_left_out_and_a_missing_one_is_named(reads, n
     nodes[0].raw = json.dumps({"volume": "v1"}).encode()
     with pytest.raises(RequestFailed, match="a node's VolumeInfo lacks the field '"):
         reads.volume_info("v1")
+
+
+def test_an_unknown_consistency_is_refused_before_anybody_is_asked(reads, nodes):
+    door = Rows()
+    reads.follow(dict, door)
+    asks = [
+        lambda **given: reads.key_infos("v1", "b1", [], **given), lambda **given: reads.key_infos("v1", "b1", ["a"], **given),
+        lambda **given: reads.key_info("v1", "b1", "a", **given), lambda **given: reads.volume_info("v1", **given),
+        lambda **given: reads.key_to_read("v1", "b1", "a", **given), lambda **given: reads.keys_page("v1", "b1", **given),
+    ]  # fmt: skip
+    for ask in asks:
+        with pytest.raises(InvalidArgument, match="consistency"):
+            ask(consistency="perhaps")
+    assert not door.asked
+    assert not nodes[0].queries
