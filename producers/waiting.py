@@ -22,8 +22,6 @@ class SlowWait:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._due_s = 0.0
-        self._begun_s = 0.0
         self.begin()
 
     def begin(self) -> None:

@@ -190,7 +190,7 @@ class _Ingest:
         self.room = threading.Semaphore(max_in_flight)
         self.lock = threading.Lock()
         self.begun_s = time.monotonic()
-        self.told_s = 0.0
+        self.told_s = float("-inf")
         self.places: set[tuple[str, str]] = set()
         self.files_total = self.bytes_total = 0
         self.files = self.bytes_done = self.keys = self.key_bytes = self.requests = 0
@@ -198,15 +198,14 @@ class _Ingest:
         self.failures: list[Failure] = []
         self.skipped: list[Skipped] = []
         self.histogram = Histogram()
-        self.writing_s = 0.0
-        self.writing_requests = 0
 
     def through(self, begin: Begin) -> IngestSummary:
         """Run all three phases."""
         self.survey()
         self.create_places(self.places)
+        before, begun_s = self.requests, time.monotonic()
         self.write_keys(begin)
-        return self.summary()
+        return self.summary(self.requests - before, time.monotonic() - begun_s)
 
     def survey(self) -> None:
         """Walk the tree for its size and the volumes and buckets that it needs."""
@@ -225,8 +224,6 @@ class _Ingest:
 
     def write_keys(self, begin: Begin) -> None:
         """Read and write each file; return when each has been committed, skipped or failed."""
-        begun_s = time.monotonic()
-        before = self.requests
         try:
             for found in walk(self.root, self.leave_out):
                 self._write(found, begin)
@@ -237,8 +234,6 @@ class _Ingest:
             self._await_written()
             raise
         self._await_written()
-        self.writing_s = time.monotonic() - begun_s
-        self.writing_requests = self.requests - before
         self.tell_progress(last=True)
 
     def _await_written(self) -> None:
@@ -308,14 +303,14 @@ class _Ingest:
             )
         self.progress(current)
 
-    def summary(self) -> IngestSummary:
-        """Return the result so far."""
+    def summary(self, writing_requests: int, writing_s: float) -> IngestSummary:
+        """Return the result; the arguments are of the time while keys were written."""
         return IngestSummary(
             keys=self.keys,
             bytes=self.key_bytes,
             requests=self.requests,
-            seconds=round(self.writing_s, 3),
-            requests_per_second=round(self.writing_requests / max(self.writing_s, 1e-9), 1),
+            seconds=round(writing_s, 3),
+            requests_per_second=round(writing_requests / max(writing_s, 1e-9), 1),
             p50_ms=round(self.histogram.percentile_ms(50), 3),
             p99_ms=round(self.histogram.percentile_ms(99), 3),
             max_ms=round(self.histogram.max_ms, 3),
@@ -338,7 +333,7 @@ class _KeyWriter:
         self.volume, self.bucket = place
         self.surveyed_size = surveyed_size
         self.file = FileIngest()
-        self.begun_s = 0.0
+        self.begun_s: float
 
     def begin(self) -> None:
         """Open the key."""

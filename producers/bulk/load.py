@@ -109,7 +109,7 @@ class _Run:
         self.measured_from_s: float | None = None
         self.last_s = self.begun_s
         self.cpu_from_s = 0.0
-        self.cpu_s = 0.0
+        self.cpu_s: float
         self.pairs = 0
 
     def goes_on(self) -> bool:
@@ -215,7 +215,7 @@ class _Worker:
     def __init__(self, run: _Run, ended: threading.Semaphore) -> None:
         self.run = run
         self.ended = ended
-        self.begun_s = 0.0
+        self.begun_s: float
         self.create: CreateKey
 
     def begin(self) -> None:

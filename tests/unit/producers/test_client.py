@@ -351,3 +351,20 @@ def test_an_unknown_outcome_reaches_the_blocking_caller():
     with pytest.raises(OutcomeUnknown, match="CreateVolume /v"):
         client.create_volume("v")
     client.close()
+
+
+def test_a_request_that_is_not_taken_gives_its_room_back():
+    """With room for one call, the next one would wait for ever."""
+
+    async def main():
+        async with async_client_to(MemoryCluster(), max_in_flight=1) as client:
+            client.pipeline.submit = fail  # type: ignore[method-assign]
+            with pytest.raises(ZeroDivisionError):
+                await client.submit(CreateVolume(volume="v"))
+            del client.pipeline.submit
+            await asyncio.wait_for(client.call(CreateVolume(volume="v")), 10)
+
+    def fail(*_):
+        raise ZeroDivisionError
+
+    asyncio.run(main())

@@ -6,9 +6,11 @@ from datanode_processors.errors import BlockError
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.server import StreamServer
 from producers.blocks.datanodes import MAX_IDLE
-from producers.errors import DatanodeError
+from producers.errors import UNREACHABLE, DatanodeError
 from schemas import stream_errors
-from schemas.records.datanode import BlockWatched, Member, WatchBlock
+from schemas.codecs.codec import encode
+from schemas.records.datanode import BlockWatched, Member, OpenBlocks, WatchBlock, WriteBlocks
+from schemas.records.packets import CELL_BYTES
 from tests.support.local.waiting import eventually
 from tests.support.sdk.datanodes import CLUSTER
 
@@ -104,3 +106,68 @@ def test_a_datanode_that_ends_each_connection_is_asked_twice(node, member, datan
     with pytest.raises(DatanodeError):
         datanodes.ask(member, WATCH, BlockWatched)
     assert len(asked) == 1
+
+
+def small_blocks(world):
+    """Return an exchange that the node answers, whatever becomes of its blocks."""
+    opening = OpenBlocks(partition=1, bytes_per_checksum=CELL_BYTES, watch_timeout_ms=0, blocks=[], routes=[])
+    return WriteBlocks(opening=encode(opening), data=b"")
+
+
+def test_small_blocks_that_meet_a_kept_connection_that_has_ended_are_sent_once_more(
+    world, node, member, datanodes, monkeypatch
+):
+    kept = [datanodes.borrow(member) for _ in range(2)]
+    for connection in kept:
+        connection.used = True
+        datanodes.give_back(connection)
+    exchanged = []
+
+    def exchange(connection, request):
+        exchanged.append(connection)
+        if connection in kept:
+            raise DatanodeError(UNREACHABLE, "closed")
+        return request
+
+    monkeypatch.setattr(datanodes, "_exchange", exchange)
+    request = small_blocks(world)
+    assert datanodes.ask_small(member, request) is request
+    assert len(exchanged) == 2, "once on a kept one, then on a new one, though another is kept"
+    assert exchanged[1] not in kept
+    assert all(connection.fileno() < 0 for connection in kept), "the others are as old"
+
+
+@pytest.mark.parametrize(
+    ("status", "times"), [(UNREACHABLE, 2), (stream_errors.STOPPING, 2), (stream_errors.TIMED_OUT, 1)]
+)
+def test_small_blocks_are_sent_twice_at_most(world, member, datanodes, monkeypatch, status, times):
+    exchanged = []
+
+    def exchange(connection, request):
+        exchanged.append(connection)
+        connection.used = True
+        raise DatanodeError(status, "no")
+
+    monkeypatch.setattr(datanodes, "_exchange", exchange)
+    first = datanodes.borrow(member)
+    first.used = True
+    datanodes.give_back(first)
+    with pytest.raises(DatanodeError, match="no"):
+        datanodes.ask_small(member, small_blocks(world))
+    assert len(exchanged) == times
+    assert all(connection.fileno() < 0 for connection in exchanged), "a connection that failed is not kept"
+
+
+def test_a_new_connection_that_fails_is_not_tried_again(world, member, datanodes, monkeypatch):
+    exchanged = []
+
+    def exchange(connection, request):
+        exchanged.append(connection)
+        raise DatanodeError(UNREACHABLE, "no")
+
+    monkeypatch.setattr(datanodes, "_exchange", exchange)
+    with pytest.raises(DatanodeError, match="no"):
+        datanodes.ask_small(member, small_blocks(world))
+    assert len(exchanged) == 1
+    with datanodes.turn():
+        pass  # and its turn is over

@@ -118,3 +118,36 @@ def test_every_block_leaves_once_in_order_within_the_limits(events: list[tuple[s
             assert sum(block.length for block in batch) <= MAX_BYTES_TOGETHER
             left += batch
     assert [block.number for block in left] == list(range(added))
+
+
+def test_a_batch_has_as_many_bytes_as_it_may_and_no_block_more() -> None:
+    for over, left in ((0, 0), (1, 1)):
+        batches: SmallBatches[Waits] = SmallBatches()
+        half = MAX_BYTES_TOGETHER // 2
+        blocks = [Waits(0, half), Waits(1, half + over)]
+        for block in blocks:
+            batches.add(WAY, block)
+        assert batches.next_batch(WAY) == blocks[: 2 - left]
+        batches.on_ended(WAY)
+        assert batches.next_batch(WAY) == blocks[2 - left :]
+
+
+def test_a_batch_has_as_many_blocks_as_it_may() -> None:
+    batches: SmallBatches[Waits] = SmallBatches()
+    for number in range(MAX_BLOCKS_TOGETHER + 1):
+        batches.add(WAY, Waits(number, 1))
+    assert len(batches.next_batch(WAY)) == MAX_BLOCKS_TOGETHER
+    batches.on_ended(WAY)
+    assert [block.number for block in batches.next_batch(WAY)] == [MAX_BLOCKS_TOGETHER]
+
+
+def test_bytes_that_have_gathered_leave_beside_a_batch_as_soon_as_they_are_enough() -> None:
+    batches: SmallBatches[Waits] = SmallBatches()
+    batches.add(WAY, Waits(0))
+    assert batches.next_batch(WAY)
+    batches.add(WAY, Waits(1, GATHERED_BYTES - 1))
+    assert batches.next_batch(WAY) == []
+    batches.add(WAY, Waits(2, 1))
+    assert [block.number for block in batches.next_batch(WAY)] == [1, 2]
+    batches.add(WAY, Waits(3, GATHERED_BYTES - 1))
+    assert batches.next_batch(WAY) == [], "what has left does not count any more"

@@ -17,6 +17,7 @@ from producers.reads.reads import Reads
 from schemas.records.messages import CommitKey, CreateKey, CreateVolume
 from schemas.result_codes import QUOTA_EXCEEDED
 from tests.support.local.waiting import eventually
+from tests.support.sdk.datanodes import World
 from tests.support.sdk.memory import BLOCK_BYTES, MemoryCluster, client_to
 from tests.support.sdk.nodes import Node
 
@@ -249,7 +250,8 @@ def test_progress_is_told_at_intervals_and_at_the_end(client, tree, monkeypatch)
     monkeypatch.setattr(module, "PROGRESS_INTERVAL_MS", 1_000_000_000_000)
     told: list[Progress] = []
     ingest(client, tree, progress=told.append)
-    assert len(told) == 1, "the last"
+    assert len(told) == 2, "the first and the last"
+    assert [progress.files == progress.files_total for progress in told] == [False, True]
 
 
 def test_progress_is_told_while_files_are_written(client, tree, monkeypatch):
@@ -324,3 +326,157 @@ def test_an_interrupt_does_not_wait_for_the_keys_in_flight_and_an_error_does(clu
     thread.join(30)
     assert [type(one) for one in raised] == [error]
     client.close(0)
+
+
+class Changing:
+    """A rule in whose tree a file becomes a pipe when the first one of its folder is written."""
+
+    def __init__(self, path):
+        self._rule = TreeLayout()
+        self._path = path
+        self._surveyed = []
+
+    def bucket_for(self, relative_path):
+        if relative_path in self._surveyed and self._path.is_file():
+            self._path.unlink()
+            os.mkfifo(self._path)
+        self._surveyed.append(relative_path)
+        return self._rule.bucket_for(relative_path)
+
+
+@pytest.mark.parametrize("with_bytes", [False, True])
+def test_what_is_no_file_any_more_after_the_survey_is_skipped_and_counts_as_done(world_or_client, tmp_path, with_bytes):
+    root = tmp_path / "tree"
+    root.mkdir()
+    for name, size in (("a", 1), ("b", 20), ("c", 300)):
+        (root / name).write_bytes(bytes(size))
+    told: list[Progress] = []
+    write = ingest_contents if with_bytes else ingest
+    summary = write(world_or_client(with_bytes), root, layout=Changing(root / "b"), progress=told.append)
+    assert (summary.keys, summary.bytes, summary.skipped_files, summary.failed_files) == (2, 301, 1, 0)
+    assert [(skip.relative_path, skip.reason) for skip in summary.skipped] == [("b", "no longer a regular file")]
+    last = told[-1]
+    assert (last.files, last.files_total, last.bytes) == (3, 3, 301)
+    assert summary.complete
+
+
+@pytest.fixture
+def world_or_client(client, tmp_path):
+    worlds = []
+
+    def choose(with_bytes):
+        if not with_bytes:
+            return client
+        worlds.append(World(tmp_path / "world"))
+        return worlds[-1].client
+
+    yield choose
+    for world in worlds:
+        world.close()
+
+
+def test_many_skipped_files_are_counted_and_some_are_named(client, tmp_path):
+    root = tmp_path / "tree"
+    root.mkdir()
+    for number in range(NAMED_FAILURES + 3):
+        (root / f"link{number:04d}").symlink_to("nowhere")
+    summary = ingest(client, root)
+    assert (summary.skipped_files, len(summary.skipped)) == (NAMED_FAILURES + 3, NAMED_FAILURES)
+    assert summary.skipped[0].relative_path == "link0000"
+
+
+class Refusing:
+    """A client on which one method raises an error that is none of its own."""
+
+    def __init__(self, client, error):
+        self._client = client
+        self._error = error
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    def submit_with(self, *_):
+        raise self._error
+
+    def open(self, *_, **__):
+        raise self._error
+
+
+def test_an_error_of_no_kind_of_ours_ends_an_ingest_and_nobody_is_waited_for(client, tree):
+    with pytest.raises(ZeroDivisionError):
+        ingest(Refusing(client, ZeroDivisionError()), tree, max_in_flight=1)
+
+
+def test_a_file_whose_writing_fails_by_a_defect_is_named_and_the_others_go_on(client, tree):
+    refusing: Any = Refusing(client, RuntimeError("odd"))
+    summary = ingest_contents(refusing, tree)
+    assert (summary.failed_files, summary.keys) == (65, 0)
+    assert {(failure.status, failure.message) for failure in summary.failures} == {
+        ("INTERNAL_ERROR", "RuntimeError: odd")
+    }
+
+
+class Interrupting:
+    """A client whose files are never opened, and a rule that is interrupted once one of them is being opened."""
+
+    def __init__(self, client, error):
+        self._client = client
+        self._rule = TreeLayout()
+        self._error = error
+        self._asked: set[str] = set()
+        self._written = 0
+        self.opening = threading.Event()
+        self.go_on = threading.Event()
+        self.opened: list[str] = []
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    def open(self, path, *_, **__):
+        self.opened.append(path)
+        self.opening.set()
+        assert self.go_on.wait(30)
+        raise OSError("too late")
+
+    def bucket_for(self, relative_path):
+        """Each file is asked for by the survey, and when it is written: the third of those is interrupted."""
+        self._written += relative_path in self._asked
+        if self._written == 3:
+            assert self.opening.wait(30)
+            raise self._error
+        self._asked.add(relative_path)
+        return self._rule.bucket_for(relative_path)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_an_interrupt_leaves_files_that_are_being_written_and_an_error_waits_for_them(client, tree, error):
+    interrupting: Any = Interrupting(client, error)
+    raised: list[BaseException] = []
+
+    def run():
+        try:
+            ingest_contents(interrupting, tree, layout=interrupting, writers=1)
+        except BaseException as caught:
+            raised.append(caught)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert interrupting.opening.wait(30)
+    if error is KeyboardInterrupt:
+        thread.join(10)
+        assert [type(one) for one in raised] == [error], "while the file is still being opened"
+    assert bool(raised) is (error is KeyboardInterrupt)
+    interrupting.go_on.set()
+    thread.join(30)
+    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("ingest")])
+    assert [type(one) for one in raised] == [error]
+    assert len(interrupting.opened) == (1 if error is KeyboardInterrupt else 2), "an interrupt begins nothing any more"
+
+
+def test_only_volumes_of_the_layout_are_listed(client, cluster, tree):
+    """Another layout of more volumes may have written beside it."""
+    ingest(client, tree, layout=TreeLayout(volumes=40))
+    small = TreeLayout(volumes=2)
+    assert {volume for volume, _, _ in listed(cluster)} > set(small.volume_names())
+    assert {volume for volume, _, _ in listed(cluster, layout=small)} <= set(small.volume_names())
+    assert listed(cluster, layout=small)

@@ -1,12 +1,13 @@
 """A key's bytes into a local file: whole or not at all, whoever else writes it, and there to stay."""
 
+import hashlib
 import io
 import os
 import threading
 
 import pytest
 
-from producers.bulk.key_copy import COPY_BYTES, get_file
+from producers.bulk.key_copy import COPY_BYTES, Copied, copy, get_file
 
 
 class Paused(io.BytesIO):
@@ -79,3 +80,41 @@ def test_what_fails_leaves_what_was_there(tmp_path):
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
     get_file(io.BytesIO(b"new"), target)  # type: ignore[arg-type]
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"new"]
+
+
+def test_a_copy_tells_its_pieces_and_what_it_copied():
+    told: list[int] = []
+    data = os.urandom(2 * COPY_BYTES + 7)
+    target = io.BytesIO()
+    copied = copy(io.BytesIO(data), target, told.append)
+    assert target.getvalue() == data
+    assert told == [COPY_BYTES, COPY_BYTES, 7]
+    assert (copied.bytes, copied.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    assert copy(io.BytesIO(b""), target, told.append).bytes == 0
+    assert len(told) == 3, "nothing is told of nothing"
+
+
+def test_the_rate_is_in_millions_of_bytes_per_second():
+    assert Copied(bytes=3_000_000, sha256="", seconds=2.0).mb_per_second == 1.5
+    assert Copied(bytes=0, sha256="", seconds=0.0).mb_per_second == 0.0
+
+
+def test_a_folder_that_may_be_written_and_not_read_gets_its_file_all_the_same(tmp_path, monkeypatch):
+    """It cannot be synced then."""
+    real = os.open
+
+    def refuse(path, flags, *more):
+        if flags & os.O_DIRECTORY:
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    get_file(io.BytesIO(b"data"), tmp_path / "f")  # type: ignore[arg-type]
+    assert (tmp_path / "f").read_bytes() == b"data"
+
+
+def test_no_descriptor_is_left_of_a_folder_that_was_synced(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        get_file(io.BytesIO(b"data"), tmp_path / "f")  # type: ignore[arg-type]
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from producers.bulk import load as module
 from producers.bulk.load import MAX_FAILURES, LoadResult, LoadSpec, main, run_load
+from producers.errors import ClientClosed
 from producers.requests.core.calls import Policy
+from schemas.access.credentials import FILE_MARK, SECRET_BYTES
 from schemas.records.messages import CreateKey
 from schemas.result_codes import INTERNAL_ERROR
 from tests.support.sdk.memory import MemoryCluster, client_to
@@ -148,3 +151,63 @@ def test_a_load_that_makes_no_sense_is_refused_and_the_field_named(wrong: dict[s
     assert LoadSpec(**good, seconds=0.1, warm_up_seconds=0, pairs=0, size=0).in_flight == 1
     with pytest.raises(ValueError, match=next(iter(wrong))):
         LoadSpec(**{**good, **wrong})
+
+
+class Closing:
+    """A client that somebody closes after a few requests."""
+
+    def __init__(self, client: Any, requests: int) -> None:
+        self._client = client
+        self._left = requests
+        self.client_id = client.client_id
+
+    def _take(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise ClientClosed("CLIENT_CLOSED", "the client is closed")
+
+    def submit(self, body: Any) -> Any:
+        self._take()
+        return self._client.submit(body)
+
+    def submit_with(self, body: Any, done: Any) -> None:
+        self._take()
+        self._client.submit_with(body, done)
+
+
+@pytest.mark.parametrize(("in_flight", "failures"), [(1, MAX_FAILURES), (3, 3)])
+def test_a_client_that_is_closed_ends_each_worker_and_is_named(
+    cluster: MemoryCluster, in_flight: int, failures: int
+) -> None:  # fmt: skip
+    client, _ = client_to(cluster)
+    client.create_volume("v")
+    client.create_bucket("v", "b")
+    closing: Any = Closing(client, 20)
+    found = run_load(closing, LoadSpec(volume="v", bucket="b", in_flight=in_flight, pairs=5_000, warm_up_seconds=0))
+    assert found.failures == {"CLIENT_CLOSED": failures}
+    assert found.requests == 20
+    client.close(0)
+
+
+def test_settings_of_kafka_are_read_and_wrong_ones_refused(
+    made: list[tuple[Any, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    command = [*COMMAND, "--in-flight", "1", "--kafka"]
+    assert main([*command, "security.protocol=PLAINTEXT", "--kafka", "client.rack=a=b"]) == 0
+    ((_, options),) = made
+    assert options["kafka"] == {"security.protocol": "PLAINTEXT", "client.rack": "a=b"}
+    for wrong, said in (("security.protocol", "must be NAME=VALUE"), ("no.such.setting=1", "no.such.setting")):
+        with pytest.raises(SystemExit):
+            main([*command, wrong])
+        assert said in capsys.readouterr().err
+
+
+def test_nodes_alone_are_asked_if_they_are_given(made: list[tuple[Any, Any]], tmp_path: Path) -> None:
+    file = tmp_path / "credentials"
+    file.write_text(f"{FILE_MARK} ann:1 {bytes(SECRET_BYTES).hex()}\n")
+    assert main([*COMMAND, "--in-flight", "1", "--nodes", "a:1", "b:2", "--credentials", str(file)]) == 0
+    ((arguments, options),) = made
+    assert arguments == ("",)
+    assert options["nodes"] == ["a:1", "b:2"]
+    assert "kafka" not in options
+    assert options["credentials"].token == "ann:1"

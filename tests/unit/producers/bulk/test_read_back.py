@@ -2,17 +2,21 @@
 
 import hashlib
 import random
+import threading
 from collections import Counter
 
 import pytest
 
+from producers.bulk import read_back as module
 from producers.bulk.ingest import ingest_contents
 from producers.bulk.listing import SHA256
 from producers.bulk.read_back import read_back
 from producers.bulk.tree_layout import TreeLayout
+from producers.errors import StratologError
 from schemas.codecs.codec import decode_as
 from schemas.column_families import INLINE_TABLE
 from schemas.records.messages import AllocateBlock, CommitKey, CreateKey, PutKey, Request
+from tests.support.local.waiting import eventually
 from tests.support.sdk.datanodes import KIB, World
 
 LAYOUT = TreeLayout(prefix="tree", volumes=1)
@@ -105,3 +109,79 @@ def test_inline_keys_are_read_once(tmp_path, tree):
     (wrong,) = read_back(world.client, LAYOUT).wrong
     assert "found no bytes" in wrong.reason
     world.close()
+
+
+def test_only_so_many_replicas_are_waited_for_and_progress_is_told_meanwhile(tmp_path, monkeypatch):
+    """Memory does not grow with the number of keys: four replicas wait for each reader."""
+    root = tmp_path / "tree"
+    root.mkdir()
+    for number in range(12):
+        (root / f"f{number:02d}").write_bytes(b"%d" % number)
+    world = World(tmp_path / "world", pipelines=1, inline_bytes=16 * KIB)
+    ingest_contents(world.client, root, layout=LAYOUT)
+    go_on, looked_at, told = threading.Event(), [], []
+    bytes_of, info_of = world.client.reads.key_with_bytes, world.client.key_info
+
+    def key_with_bytes(*place, **more):
+        assert go_on.wait(30)
+        return bytes_of(*place, **more)
+
+    def key_info(*place, **more):
+        looked_at.append(place)
+        return info_of(*place, **more)
+
+    monkeypatch.setattr(world.client.reads, "key_with_bytes", key_with_bytes)
+    monkeypatch.setattr(world.client, "key_info", key_info)
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(
+            read_back(world.client, LAYOUT, readers=1, progress=lambda so_far: told.append(so_far.keys))
+        ),
+        daemon=True,
+    )
+    thread.start()
+    eventually(lambda: len(looked_at) >= 5)
+    assert not told
+    go_on.set()
+    thread.join(30)
+    assert len(looked_at) == 12
+    assert told[0] == 5, "the fifth is one more than may wait"
+    assert told == sorted(told)
+    (result,) = found
+    assert (result.keys, result.replicas, result.wrong_replicas) == (12, 12, 0)
+    world.close()
+
+
+def test_wrong_replicas_are_counted_and_some_are_named(tmp_path, tree, monkeypatch):
+    monkeypatch.setattr(module, "NAMED_FAULTS", 2)
+    world = World(tmp_path / "world", pipelines=1)
+    ingest_contents(world.client, tree, layout=LAYOUT)
+    info_of = world.client.key_info
+
+    def key_info(*place, **more):
+        view = info_of(*place, **more)
+        view.info.metadata[SHA256] = "0" * 64
+        return view
+
+    monkeypatch.setattr(world.client, "key_info", key_info)
+    found = read_back(world.client, LAYOUT)
+    assert (found.wrong_replicas, len(found.wrong)) == (3 * 4, 2)
+    assert all("written were" in one.reason for one in found.wrong)
+    world.close()
+
+
+@pytest.mark.parametrize("readers", [1, 8])
+def test_a_defect_while_a_replica_is_read_is_no_silence(world, tree, monkeypatch, readers):
+    """With few readers it is raised in the middle, with many at the end."""
+    ingest_contents(world.client, tree, layout=LAYOUT)
+    raised = []
+
+    def fail(*_, **__):
+        raised.append(True)
+        if len(raised) == 1:
+            raise ZeroDivisionError
+        raise StratologError("X", "x")
+
+    monkeypatch.setattr(module, "_reader", fail)
+    with pytest.raises(ZeroDivisionError):
+        read_back(world.client, LAYOUT, readers=readers)

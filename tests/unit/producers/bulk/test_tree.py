@@ -127,3 +127,57 @@ def test_what_may_not_be_read_is_skipped(tmp_path):
     (tmp_path / "closed").chmod(0)
     assert skipped(tmp_path) == {"closed": "cannot be listed: Permission denied"}
     assert isinstance(read_file(tmp_path, "secret"), Skipped)
+
+
+def test_a_folder_that_cannot_be_listed_is_skipped_and_the_rest_is_taken(tmp_path, monkeypatch):
+    for name in ("a/x", "closed/y", "z/w"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    real = os.scandir
+
+    def scan(folder):
+        if folder.endswith("/closed"):
+            raise PermissionError(13, "Permission denied", folder)
+        return real(folder)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert list(walk(tmp_path)) == [
+        FoundFile(relative_path="a/x", size=0),
+        Skipped(relative_path="closed", reason="cannot be listed: Permission denied"),
+        FoundFile(relative_path="z/w", size=0),
+    ]
+    assert list(walk(tmp_path / "closed")) == [Skipped(relative_path=".", reason="cannot be listed: Permission denied")]
+
+
+def test_a_file_that_goes_while_its_folder_is_walked_is_skipped(tmp_path):
+    """The sizes are asked for one by one, after the names."""
+    (tmp_path / "a").touch()
+    (tmp_path / "b").touch()
+    walked = walk(tmp_path)
+    assert next(walked) == FoundFile(relative_path="a", size=0)
+    (tmp_path / "b").unlink()
+    assert list(walked) == [Skipped(relative_path="b", reason="cannot be read: No such file or directory")]
+
+
+def test_folders_to_leave_out_are_left_out_with_all_below_them(tmp_path):
+    for name in ("in/deep/x", "in/y", "out/z", "in/out/w"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = [one.relative_path for one in walk(tmp_path, ["out", "in/deep"])]
+    assert found == ["in/y", "in/out/w"]
+
+
+def test_a_file_that_is_written_while_it_is_read_is_skipped_though_its_size_is_right(tmp_path, monkeypatch):
+    path = tmp_path / "f"
+    path.write_bytes(b"old")
+
+    class Digest:
+        """Somebody writes the file when its first piece is hashed."""
+
+        def update(self, piece):
+            assert piece == b"old"
+            path.write_bytes(b"new")
+            os.utime(path, ns=(1, 1))
+
+    monkeypatch.setattr(hashlib, "sha256", Digest)
+    assert read_file(tmp_path, "f") == Skipped(relative_path="f", reason="changed while it was read")

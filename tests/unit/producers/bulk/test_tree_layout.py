@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.bulk.tree_layout import MAX_VOLUMES, TreeLayout, bucket_of
+from producers.bulk.tree_layout import MAX_VOLUMES, OneBucket, TreeLayout, bucket_of
 from schemas.sharding import shard_of
 
 LEGAL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
@@ -63,10 +63,31 @@ def test_directories_spread_over_all_volumes():
     assert places == set(layout.volume_names())
 
 
-@pytest.mark.parametrize("path", ["", "/etc/passwd"])
-def test_what_is_no_relative_path_is_refused(path):
-    with pytest.raises(ValueError, match="not the relative path"):
-        TreeLayout().bucket_for(path)
+@pytest.mark.parametrize(
+    "rule", [TreeLayout(), OneBucket(volume="v", bucket="b")], ids=lambda rule: type(rule).__name__
+)
+def test_what_is_no_relative_path_is_refused(rule):
+    for path in ("", "/etc/passwd"):
+        with pytest.raises(ValueError, match="not the relative path"):
+            rule.bucket_for(path)
+    with pytest.raises(UnicodeEncodeError):
+        rule.bucket_for("\udcff/file")
+
+
+def test_every_file_goes_into_the_one_bucket():
+    rule = OneBucket(volume="v", bucket="b")
+    assert {rule.bucket_for(path) for path in ("a", "a/b", "ü/c")} == {("v", "b")}
+
+
+def test_a_bucket_name_keeps_54_characters_of_the_part():
+    assert bucket_of("x" * 54) == "x" * 54
+    assert re.fullmatch(r"x{54}-[0-9a-f]{8}", bucket_of("x" * 55))
+    assert re.fullmatch(r"x{53}-[0-9a-f]{8}", bucket_of("x" * 53 + "_" + "y" * 20)), "and no hyphen at their end"
+
+
+def test_a_part_of_three_characters_is_a_name():
+    assert bucket_of("abc") == "abc"
+    assert re.fullmatch("ab-[0-9a-f]{8}", bucket_of("ab"))
 
 
 @pytest.mark.parametrize("prefix", ["", "-a", "a-", "A", "a b", "x" * 59])

@@ -504,3 +504,35 @@ def test_many_threads_write_small_keys(world):
     assert {key for _, _, key in world.cluster.keys} == {f"{number}-{step}" for number in range(8) for step in range(5)}
     assert world.get("/v/b/7-4") == b"7/4"
     assert not any(isinstance(decode_as(Request, value).body, CreateKey) for value in world.cluster.seen)
+
+
+def test_bytes_that_are_held_are_counted_and_let_go_of_at_the_end(world):
+    """A program may keep the object of a file that it has closed: it must not keep the bytes."""
+    committed, aborted = (world.client.open(f"/v/b/{name}", "wb") for name in ("committed", "aborted"))
+    for file in (committed, aborted):
+        file.write(b"x" * 100)
+        assert file._writer.held_bytes == 100
+    committed.close()
+    aborted._writer.abort()
+    assert committed._writer._held == aborted._writer._held == []
+    assert world.get("/v/b/committed") == b"x" * 100
+
+
+def test_what_is_held_is_counted_where_it_is(world):
+    file = world.client.open("/v/b/k", "wb")
+    file.write(b"x" * 100)
+    file.flush()
+    writer = file._writer
+    assert writer._held == [], "they are on datanodes"
+    assert writer.held_bytes == writer._writer.held_bytes
+    assert file.statistics().bytes == 100
+    file.close()
+
+
+def test_a_write_that_grew_onto_datanodes_can_be_interrupted(world):
+    file = world.client.open("/v/b/k", "wb")
+    file.write(some_bytes(LIMIT + 1))
+    file._writer.interrupt("no longer wanted")
+    with pytest.raises(RetryableError, match="no longer wanted"):
+        file.flush()
+    assert ("v", "b", "k") not in world.cluster.keys

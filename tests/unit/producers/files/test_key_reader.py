@@ -17,7 +17,7 @@ from producers.files.key_reader import DRAIN_BYTES, FIRST_READ_BYTES, MAX_ROUNDS
 from schemas.records.datanode import ReadBlock, SalvageBlock
 from schemas.records.packets import CELL_BYTES
 from schemas.records.rows import NEVER_WRITTEN
-from schemas.stream_errors import CHECKSUM_MISMATCH, NOT_COMMITTED
+from schemas.stream_errors import BLOCK_TOKEN_MISSING, CHECKSUM_MISMATCH, NOT_COMMITTED
 from tests.support.sdk.datanodes import KIB, World
 
 DATA = random.Random(5).randbytes(20 * CELL_BYTES + 100)
@@ -345,3 +345,34 @@ def test_the_other_holders_of_a_container_are_asked_when_no_member_answers(
     assert read(reader, 9 * CELL_BYTES, 1) == DATA[9 * CELL_BYTES :][:1]
     assert asked_for == [world.key().blocks[0].container_id]
     assert len(asked(world, holder.name)) == 1
+
+
+class NoTokens:
+    """Where no token is to be had."""
+
+    def of(self, _: object) -> bytes:
+        raise DatanodeError(BLOCK_TOKEN_MISSING, "no token for this block is to be had")
+
+    def refused(self, *_: object) -> bool:
+        return False
+
+
+def test_without_a_token_nobody_is_asked_and_the_reason_is_told(make: Make) -> None:
+    world = make(replicas=2)
+    tokens: Any = NoTokens()
+    reader = KeyReader(world.client.streams, world.key().blocks, options=world.with_options(), tokens=tokens)
+    with pytest.raises(DatanodeError, match="no token for this block is to be had"):
+        read(reader, 0, 10)
+    assert asked(world) == []
+
+
+def test_a_kept_connection_that_has_ended_costs_no_replica(make: Make) -> None:
+    """The same datanode is asked once more, on a new connection."""
+    world = make(replicas=1)
+    reader = reader_of(world)
+    assert read(reader, 0, len(DATA)) == DATA
+    (before,) = kept(world)
+    before.interrupt()
+    assert read(reader_of(world), 0, 100) == DATA[:100]
+    assert before.fileno() < 0, "it was closed"
+    assert reader.failovers == 0

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from producers.errors import NOT_CONNECTED, NotConnected
+from producers.errors import NOT_CONNECTED, InvalidArgument, NotConnected
 from producers.reads.leaders_group import is_address
 from producers.reads.node_addresses import FIND_TIMEOUT_MS, NodeAddresses
 from producers.reads.reads import Reads
@@ -217,3 +217,30 @@ def test_a_strangers_member_is_no_node(told):
 @pytest.mark.parametrize(("node", "address"), [("om1", "127.0.0.1:9871"), ("om1", "[::1]:9871"), ("om1", "")])
 def test_a_member_name_holds_node_and_address(node, address):
     assert node_and_address(member_name(node, address)) == (node, address)
+
+
+def test_nodes_that_are_asked_in_tls_are_never_asked_in_clear():
+    assert NodeAddresses(["a:1", "https://b:2"], None, is_secure=True).in_order(1.0) == ["https://a:1", "https://b:2"]
+    with pytest.raises(InvalidArgument, match="'http://a:1' is asked in clear, and 'tls' is given"):
+        NodeAddresses(["b:2", "http://a:1"], None, is_secure=True)
+    assert NodeAddresses(["a:1", "https://b:2"], None).in_order(1.0) == ["http://a:1", "https://b:2"]
+
+
+def test_addresses_that_are_none_are_an_illegal_argument():
+    with pytest.raises(InvalidArgument, match="read_from must hold addresses: 'ftp://a' is not the address") as refused:
+        NodeAddresses(["a:1", "ftp://a"], None)
+    assert refused.value.argument == "read_from"
+
+
+def test_whether_there_is_any_hope_of_a_node():
+    assert NodeAddresses(["a:1"], None).any_hope
+    assert NodeAddresses([], Brokers().find).any_hope
+    assert not NodeAddresses([], None).any_hope
+
+
+def test_the_node_that_answered_last_comes_first_and_the_others_keep_their_order():
+    nodes = NodeAddresses(["a:1", "b:2", "c:3"], None)
+    nodes.answered("http://c:3")
+    assert nodes.in_order(1.0) == ["http://c:3", "http://a:1", "http://b:2"]
+    nodes.answered("http://b:2")
+    assert nodes.in_order(1.0) == ["http://b:2", "http://a:1", "http://c:3"]

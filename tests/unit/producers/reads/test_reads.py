@@ -1,7 +1,9 @@
 """Reads over HTTP: rows, listings, consistency, fail-over, errors; against servers on the loopback."""
 
+import json
 import socket
-from dataclasses import asdict
+from concurrent.futures import Future
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -10,6 +12,9 @@ from producers.reads.node_addresses import address_of
 from producers.reads.read_views import PAGE_ENTRIES
 from producers.reads.read_words import missing
 from producers.reads.reads import REQUEST_TIMEOUT_MS, Reads
+from schemas.codecs.codec import encode
+from schemas.door.frames import MAX_READ_KEYS
+from schemas.records.door import DoorRows
 from schemas.records.messages import CommitKey
 from schemas.records.rows import BlockLocation
 from tests.support.sdk.memory import MemoryCluster, bucket_row, key_row, volume_row
@@ -137,6 +142,7 @@ def test_a_node_that_is_down_is_followed_by_the_next(nodes):
     assert reads.volume_info("v1").info.volume == "v1"
 
 
+@pytest.mark.timeout(10)
 def test_the_last_reason_is_told_at_the_deadline(nodes):
     for node in nodes:
         node.error = (503, "NO_LEADER")
@@ -147,6 +153,7 @@ def test_the_last_reason_is_told_at_the_deadline(nodes):
     assert all(node.queries for node in nodes)
 
 
+@pytest.mark.timeout(10)
 def test_no_node_up_is_told_with_an_address():
     address = closed_port()
     with pytest.raises(NotConnected, match=address):
@@ -241,6 +248,7 @@ def test_errors_of_reads_show_no_url(reads, nodes, code):
         assert isinstance(caught.value, NotFound) == code.endswith("FOUND")
 
 
+@pytest.mark.timeout(10)
 def test_waiting_for_a_node_is_told_in_the_words_of_the_read(nodes, caplog, monkeypatch):
     monkeypatch.setattr("producers.waiting.WORD_AFTER_MS", 10)
     for node in nodes:
@@ -351,3 +359,181 @@ def test_one_node_is_asked_once_and_its_own_time_limit_holds(reads, nodes, monke
     monkeypatch.setattr(reads, "_ask", ask)
     reads.ask_at("GET", first.address, "/", {})
     assert limits == [REQUEST_TIMEOUT_MS / 1000] == [10.0]
+
+
+def test_several_keys_are_read_one_by_one_where_there_is_no_door(reads, cluster, nodes):
+    add_key(cluster, "a")
+    add_key(cluster, "c")
+    found = reads.key_infos("v1", "b1", ["a", "b", "c"])
+    assert [None if view is None else view.info.key for view in found] == ["a", None, "c"]
+    assert len(nodes[0].queries) == 3
+    nodes[0].error = (404, "BUCKET_NOT_FOUND")
+    with pytest.raises(NotFound, match="BUCKET_NOT_FOUND"):
+        reads.key_infos("v1", "b1", ["a"])
+
+
+class Rows:
+    """A direct door that answers each question with the next of ``answers``."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.asked = []
+
+    def __call__(self, volume, bucket, keys, consistency, *, with_bytes=False, page=None):
+        self.asked.append((list(keys), with_bytes, page))
+        answer: Future[DoorRows] = Future()
+        answer.set_result(self.answers.pop(0))
+        return answer
+
+
+def rows_of(*rows, status="OK", data=(), more=False):
+    return DoorRows(status=status, message="why", shard=1, index=7, rows=list(rows), data=list(data), more=more)
+
+
+def encoded(key, inline=False):
+    commit = CommitKey(volume="v1", bucket="b1", key=key, session_id=1, size=5, blocks=[] if inline else [BLOCK])
+    return encode(replace(key_row(commit, {}), inline=inline))
+
+
+def test_keys_are_asked_for_by_the_door_a_thousand_at_a_time(reads, nodes):
+    names = [f"k{number:05d}" for number in range(MAX_READ_KEYS + 1)]
+    door = Rows(rows_of(*(encoded(name) for name in names[:MAX_READ_KEYS])), rows_of(None))
+    reads.follow(dict, door)
+    found = reads.key_infos("v1", "b1", names)
+    assert [None if view is None else view.info.key for view in found] == [*names[:-1], None]
+    assert [len(keys) for keys, _, _ in door.asked] == [MAX_READ_KEYS, 1]
+    assert found[0].positions == {1: 7}
+    assert reads.has_door
+    assert not nodes[0].queries
+
+
+def test_what_the_door_refuses_for_several_keys_is_asked_one_by_one(reads, cluster, nodes):
+    add_key(cluster, "a")
+    door = Rows(rows_of(status="INVALID_REQUEST"), rows_of(encoded("a")))
+    reads.follow(dict, door)
+    (view,) = reads.key_infos("v1", "b1", ["a"])
+    assert view.info.key == "a"
+    assert [keys for keys, _, _ in door.asked] == [["a"], ["a"]]
+    assert not nodes[0].queries
+
+
+def test_a_row_of_the_door_that_cannot_be_read_is_told(reads):
+    reads.follow(dict, Rows(rows_of(b"\xff")))
+    with pytest.raises(RequestFailed, match="a node's row cannot be read"):
+        reads.key_info("v1", "b1", "a")
+
+
+def test_a_key_of_the_door_comes_with_its_bytes_only_if_they_are_asked_for(reads):
+    row = encoded("a", inline=True)
+    door = Rows(rows_of(row, data=[b"12345"]), rows_of(row))
+    reads.follow(dict, door)
+    assert reads.key_with_bytes("v1", "b1", "a")[1] == b"12345"
+    assert reads.key_info("v1", "b1", "a").info.inline
+    assert [with_bytes for _, with_bytes, _ in door.asked] == [True, False]
+
+
+@pytest.mark.parametrize(("data", "said"), [(None, "no bytes"), (b"1234", "4 bytes"), (b"123456", "6 bytes")])
+def test_an_inline_key_whose_bytes_are_missing_or_too_few_is_told(reads, data, said):
+    reads.follow(dict, Rows(rows_of(encoded("a", inline=True), data=[data])))
+    with pytest.raises(RequestFailed, match=f"/v1/b1/a has 5 bytes, and the node found {said}"):
+        reads.key_with_bytes("v1", "b1", "a")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "said"),
+    [
+        ("OK", NotFound, "KEY_NOT_FOUND: key 'a' in bucket /v1/b1 does not exist"),
+        ("BUCKET_NOT_FOUND", NotFound, "BUCKET_NOT_FOUND: bucket /v1/b1 does not exist"),
+        ("INVALID_REQUEST", RequestFailed, "INVALID_REQUEST: why"),
+    ],
+)
+def test_what_the_door_does_not_find_is_named(reads, status, kind, said):
+    reads.follow(dict, Rows(rows_of(*([None] if status == "OK" else []), status=status)))
+    with pytest.raises(kind) as failed:
+        reads.key_info("v1", "b1", "a")
+    assert str(failed.value) == said
+
+
+def test_a_page_of_the_door_says_where_the_next_begins(reads, nodes):
+    door = Rows(rows_of(encoded("a"), encoded("b"), more=True), rows_of(encoded("c")))
+    reads.follow(dict, door)
+    page = reads.keys_page("v1", "b1", prefix="p", start_after="x", limit=2)
+    assert ([info.key for info in page.entries], page.next_after, page.positions) == (["a", "b"], "b", {1: 7})
+    assert page.entries[0].blocks == [], "as over HTTP"
+    (_, _, asked) = door.asked[0]
+    assert (asked.prefix, asked.start_after, asked.limit) == ("p", "x", 2)
+    assert reads.keys_page("v1", "b1", limit=2).next_after is None
+    assert not nodes[0].queries
+
+
+@pytest.mark.parametrize(("status", "said"), [("BUCKET_NOT_FOUND", "bucket /v1/b1 does not exist"), ("X", "X: why")])
+def test_a_page_that_the_door_refuses_is_told(reads, status, said):
+    reads.follow(dict, Rows(rows_of(status=status)))
+    with pytest.raises(RequestFailed, match=said):
+        reads.keys_page("v1", "b1")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"block_tokens": {}}, {"block_tokens": {"tokens": ["zz"], "lasts_ms": 1}}, {"block_tokens": {"tokens": [], "lasts_ms": 1}},
+        {"block_tokens": {"tokens": ["00"], "lasts_ms": None}}, {"block_tokens": []},
+    ],
+)  # fmt: skip
+def test_block_tokens_that_cannot_be_read_are_told_without_them(reads, nodes, broken):
+    commit = CommitKey(volume="v1", bucket="b1", key="k", session_id=1, size=5, blocks=[BLOCK])
+    nodes[0].raw = json.dumps(asdict(key_row(commit, {})) | broken).encode()
+    with pytest.raises(RequestFailed) as failed:
+        reads.key_to_read("v1", "b1", "k")
+    assert str(failed.value) == "INTERNAL_ERROR: a node's answer has block tokens that cannot be read"
+
+
+def test_block_tokens_come_with_the_key(reads, nodes):
+    commit = CommitKey(volume="v1", bucket="b1", key="k", session_id=1, size=5, blocks=[BLOCK])
+    answer = asdict(key_row(commit, {})) | {"block_tokens": {"tokens": ["00ff"], "lasts_ms": 9}}
+    nodes[0].raw = json.dumps(answer).encode()
+    view, data, grant = reads.key_to_read("v1", "b1", "k")
+    assert (view.info.key, data) == ("k", None)
+    assert (grant.tokens, grant.lasts_ms) == ({(1, 2): b"\x00\xff"}, 9)
+    assert nodes[0].queries[0][1] == {"name": "k", "tokens": "true", "consistency": "linearizable"}
+    nodes[0].raw = json.dumps(answer | {"data": "!!"}).encode()
+    with pytest.raises(RequestFailed, match="bytes that cannot be read"):
+        reads.key_to_read("v1", "b1", "k", with_bytes=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"<html>busy</html>", "HTTP_400: volume /v1: {address}: <html>busy</html>"),
+        (b"", "HTTP_400: volume /v1: {address}: Bad Request"),
+        (b"x" * 900, "HTTP_400: volume /v1: {address}: " + "x" * 200),
+        (b'{"error": "INVALID_REQUEST", "message": "odd"}', "INVALID_REQUEST: odd"),
+    ],
+)
+def test_a_refusal_of_something_else_than_a_node_is_told_with_its_address(reads, nodes, monkeypatch, body, said):
+    monkeypatch.setattr(nodes[0], "respond", lambda _: (400, body))
+    with pytest.raises(RequestFailed) as failed:
+        reads.volume_info("v1")
+    assert str(failed.value) == said.format(address=nodes[0].address)
+
+
+def test_fields_of_a_newer_node_are_left_out_and_a_missing_one_is_named(reads, nodes):
+    assert reads.volume_info("v1").info == volume_row("v1")
+    nodes[0].raw = json.dumps({"volume": "v1"}).encode()
+    with pytest.raises(RequestFailed, match="a node's VolumeInfo lacks the field '"):
+        reads.volume_info("v1")
+
+
+def test_an_unknown_consistency_is_refused_before_anybody_is_asked(reads, nodes):
+    door = Rows()
+    reads.follow(dict, door)
+    asks = [
+        lambda **given: reads.key_infos("v1", "b1", [], **given), lambda **given: reads.key_infos("v1", "b1", ["a"], **given),
+        lambda **given: reads.key_info("v1", "b1", "a", **given), lambda **given: reads.volume_info("v1", **given),
+        lambda **given: reads.key_to_read("v1", "b1", "a", **given), lambda **given: reads.keys_page("v1", "b1", **given),
+    ]  # fmt: skip
+    for ask in asks:
+        with pytest.raises(InvalidArgument, match="consistency"):
+            ask(consistency="perhaps")
+    assert not door.asked
+    assert not nodes[0].queries

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -12,13 +15,18 @@ import pytest
 
 from producers.errors import ClientClosed, InvalidArgument, OutcomeUnknown, TooManyInFlight
 from producers.requests import engine
+from producers.requests.bodies import token_of
 from producers.requests.caller import default_caller
 from producers.requests.core.calls import Policy
 from producers.requests.engine import CLIENT_ID_BYTES, RequestEngine, RequestSettings, linger_ms_of, make_settings
-from schemas.records.messages import CreateVolume
+from schemas.access.credentials import SECRET_BYTES, Credentials
+from schemas.codecs.codec import encode, header_of
+from schemas.records.messages import CreateVolume, Response, Responses
+from schemas.security.certificates import Role
 from tests.support.local.secret import SECRET
 from tests.support.local.waiting import eventually
 from tests.support.sdk.memory import MemoryCluster, MemoryConnection, pipeline_to
+from tests.support.security.certified import Certified
 
 WAIT_S = 30.0
 Open = Callable[..., tuple[RequestEngine, MemoryConnection]]
@@ -235,3 +243,49 @@ def test_a_call_takes_room_until_its_caller_has_been_told(opened: Open) -> None:
     at_last.set()
     waiting.join(WAIT_S)
     assert told.wait(WAIT_S)
+
+
+ANN = Credentials("ann:1", bytes(SECRET_BYTES))
+
+
+def test_credentials_say_who_calls_and_nobody_else_may_be_named() -> None:
+    assert made(caller=None, credentials=ANN).caller == "ann"
+    assert made(caller="ann", credentials=ANN).credentials is ANN
+    with pytest.raises(InvalidArgument, match="caller must be 'ann', whose credentials these are, not 'bob'"):
+        made(caller="bob", credentials=ANN)
+
+
+def test_nodes_are_not_reached_in_clear_where_tls_is_given(tmp_path: Path) -> None:
+    files = Certified(tmp_path / "authority").files("me", Role.CLIENT)
+    assert made(tls=files, nodes=["https://a:1", "b:2"]).tls is not None
+    with pytest.raises(InvalidArgument, match="nodes must not be reached in clear, as 'tls' is given: 'http://a:1'"):
+        made(tls=files, nodes=["b:2", "http://a:1"])
+    with pytest.raises(InvalidArgument, match="tls cannot be used"):
+        made(tls=replace(files, ca=tmp_path / "none"))
+    assert made(nodes=["http://a:1"]).tls is None
+
+
+def test_a_record_of_replies_that_cannot_be_read_costs_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    good = Response(client_id=bytes(16), call_id=1, shard=0, index=7, status="OK", message="", result=None)
+    bad_envelope = header_of(Responses) + b"\xff"
+    with caplog.at_level(logging.ERROR, "stratolog.client"):
+        assert engine._decoded([bad_envelope, b"\xff", encode(good)]) == [good]
+    assert [message.split(":")[0] for message in caplog.messages] == [
+        "a record of replies cannot be read", "a reply cannot be read",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [KeyError("no entry"), OSError("no such user")])
+def test_a_user_without_a_name_is_called_by_its_number(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise error
+
+    monkeypatch.setattr("getpass.getuser", fail)
+    assert default_caller() == str(os.getuid())
+
+
+def test_a_delegation_token_is_derived_from_the_credentials_that_asked_for_it() -> None:
+    answer = Response(client_id=bytes(16), call_id=1, shard=0, index=7, status="OK", message="", result=None)
+    assert token_of(ANN, answer).token == ANN.of_token(7).token
+    with pytest.raises(InvalidArgument, match="credentials must be given to the client"):
+        token_of(None, answer)

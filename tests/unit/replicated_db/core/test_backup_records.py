@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from replicated_db.core.backup import manifest as records
 from replicated_db.core.backup.kept_log import (
     KeptRange,
     NotKept,
@@ -21,16 +22,27 @@ from replicated_db.core.backup.kept_log import (
     kept_range,
 )
 from replicated_db.core.backup.manifest import (
+    MAX_MEMBERS,
+    MAX_SHARD_PARTS,
     VERSION,
     BackupManifest,
     BadManifest,
     FutureManifest,
     LogPiece,
     ShardBackup,
+    is_backup_name,
     manifest_from,
 )
 from replicated_db.core.backup.new_log import INDEX_GAP, MAX_INDEX, TooManyRestores, new_log
-from replicated_db.core.bootstrap.listing import MAX_NUMBER, Content, ListedFile, ListedPosition, Listing
+from replicated_db.core.bootstrap.listing import (
+    MAX_LISTED_BYTES,
+    MAX_NUMBER,
+    MAX_TEXT_CHARACTERS,
+    Content,
+    ListedFile,
+    ListedPosition,
+    Listing,
+)
 from replicated_db.core.log.position import Position
 from replicated_db.core.tables.digests import DigestSlots
 from schemas.codecs.codec import decode
@@ -121,13 +133,90 @@ BROKEN: list[tuple[tuple[Any, ...], Any, str]] = [
 
 @pytest.mark.parametrize(("where", "value", "said"), BROKEN)
 def test_a_broken_manifest_is_refused_by_the_field(where: tuple[Any, ...], value: Any, said: str):
-    given_json = copy.deepcopy(manifest(part(pieces=((10, 14), (14, 20)))).to_json())
+    with pytest.raises(BadManifest, match=said):
+        manifest_from(changed(where, value))
+
+
+def changed(where: tuple[Any, ...], value: Any) -> Any:
+    """Return a good manifest's JSON with another value at one place."""
+    given_json: Any = copy.deepcopy(manifest(part(pieces=((10, 14), (14, 20)))).to_json())
     inner = given_json
     for step in where[:-1]:
         inner = inner[step]
     inner[where[-1]] = value
-    with pytest.raises(BadManifest, match=said):
-        manifest_from(given_json)
+    return given_json
+
+
+@pytest.mark.parametrize(
+    ("where", "most", "too_much"),
+    [
+        (("name",), "n" * 100, "n" * 101),
+        (("created_at_ms",), 0, -1),
+        (("created_at_ms",), MAX_NUMBER, MAX_NUMBER + 1),
+        (("service_files",), [["ab" * 16, 1]] * MAX_SHARD_PARTS, [["ab" * 16, 1]] * (MAX_SHARD_PARTS + 1)),
+        (("parts", 0, "level"), 1, 0),
+        (("parts", 0, "timestamp_ms"), 0, -1),
+        (("parts", 0, "topic_id"), "t" * MAX_TEXT_CHARACTERS, "t" * (MAX_TEXT_CHARACTERS + 1)),
+        (("parts", 0, "topic_id"), "t", ""),
+        (("parts", 0, "members"), ["n"] * MAX_MEMBERS, ["n"] * (MAX_MEMBERS + 1)),
+        (("parts", 0, "members"), ["n" * MAX_TEXT_CHARACTERS], ["n" * (MAX_TEXT_CHARACTERS + 1)]),
+        (("parts", 0, "members"), [], "n1"),
+        (("parts", 0, "fetched_bytes"), 0, -1),
+        (("parts", 0, "saved_bytes"), 0, True),
+        (("parts", 0, "log_end_ms"), 0, "0"),
+        (("parts", 0, "log", 0, 3), 0, -1),
+        (("parts", 0, "log", 0, 3), MAX_LISTED_BYTES, MAX_LISTED_BYTES + 1),
+        (("parts", 0, "log", 0, 0), 13, 14),
+        (("parts", 0, "log", 0, 0), 0, -1),
+    ],
+)
+def test_what_is_exactly_as_much_as_may_be_is_taken(where: tuple[Any, ...], most: Any, too_much: Any):
+    assert manifest_from(changed(where, most)).shards == 1
+    field = next(step for step in reversed(where) if isinstance(step, str))
+    with pytest.raises(BadManifest, match=field):
+        manifest_from(changed(where, too_much))
+
+
+def test_a_backup_has_as_many_shards_as_the_limit_says(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(records, "MAX_SHARD_PARTS", 2)
+    two = manifest(*(part(shard=shard, shards=2) for shard in range(2)))
+    assert manifest_from(two.to_json()) == two
+    three = manifest(*(part(shard=shard, shards=3) for shard in range(3)))
+    with pytest.raises(BadManifest, match=r"shards: '3' is no number in 1..2"):
+        manifest_from(three.to_json())
+
+
+def test_a_part_has_as_many_pieces_of_the_log_as_the_limit_says(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(records, "MAX_LOG_PIECES", 2)
+    assert len(manifest_from(changed(("name",), "one")).part(0).log) == 2
+    monkeypatch.setattr(records, "MAX_LOG_PIECES", 1)
+    with pytest.raises(BadManifest, match="log: a list of at most 1 entries"):
+        manifest_from(changed(("name",), "one"))
+
+
+def test_a_wrong_value_is_shown_cut():
+    for where in (("created_at_ms",), ("parts", 0, "log", 0, 2)):
+        with pytest.raises(BadManifest) as refused:
+            manifest_from(changed(where, "x" * 5_000))
+        assert "x" * MAX_TEXT_CHARACTERS in str(refused.value)
+        assert "x" * (MAX_TEXT_CHARACTERS + 1) not in str(refused.value)
+
+
+@pytest.mark.parametrize("version", [VERSION - 1, None, "1", 1.5])
+def test_a_record_of_no_version_is_none(version: Any):
+    with pytest.raises(BadManifest, match="version: .* is unknown"):
+        manifest_from(changed(("version",), version))
+
+
+@pytest.mark.parametrize(("name", "is_one"), [("a", True), ("a" * 100, True), ("a" * 101, False), (".a", False)])
+def test_a_backup_has_a_name_that_is_a_folders(name: str, is_one: bool):
+    assert is_backup_name(name) is is_one
+
+
+def test_moments_in_words():
+    assert [str(one) for one in (RestoreMoment(), RestoreMoment(index=0), RestoreMoment(time_ms=0))] == [
+        "the end", "index 0", "time 0 ms",
+    ]  # fmt: skip
 
 
 JSON = st.recursive(

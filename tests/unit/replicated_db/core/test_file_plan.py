@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replicated_db.core.bootstrap import listing
 from replicated_db.core.bootstrap.file_plan import (
     CarriedFile,
     folder_digest,
@@ -20,6 +21,9 @@ from replicated_db.core.bootstrap.file_plan import (
     placement,
 )
 from replicated_db.core.bootstrap.listing import (
+    MAX_LISTED_BYTES,
+    MAX_NUMBER,
+    MAX_TEXT_CHARACTERS,
     BadListing,
     Content,
     ListedFile,
@@ -30,7 +34,7 @@ from replicated_db.core.bootstrap.listing import (
     listing_from,
     request_from,
 )
-from replicated_db.core.bootstrap.pace import FetchProgress, TokenBucket
+from replicated_db.core.bootstrap.pace import FetchProgress, TokenBucket, size_words
 from replicated_db.core.bootstrap.peer_choice import ServingPeer, view_from
 
 NAMES = ("000001.sst", "000002.sst", "000003.blob", "CURRENT", "MANIFEST-000005", "000007.log", "OPTIONS-000008")
@@ -230,3 +234,73 @@ def test_progress_in_words():
     assert progress.words(5.0) == "0 B of 0 B"
     progress.wanted_bytes, progress.got_bytes = 4096, 1024
     assert progress.words(6.0) == "1.0 KiB of 4.0 KiB, 1.0 KiB/s, 3 s left"
+
+
+def test_what_is_exactly_as_large_as_it_may_be_is_taken():
+    record = good()
+    most = record | {
+        "node": "n" * MAX_TEXT_CHARACTERS, "cluster": "c", "leader": "", "shard": MAX_NUMBER, "shards": 0,
+        "position": {"term": 0, "index": MAX_NUMBER, "offset": 0, "hash": D1},
+        "files": [["db/a", D1, MAX_LISTED_BYTES], ["db/b", D2, 0]], "links": [], "remove": [[D1, 0]],
+    }  # fmt: skip
+    found = listing_from(most)
+    assert (len(found.node), found.leader, found.shard, found.shards) == (MAX_TEXT_CHARACTERS, "", MAX_NUMBER, 0)
+    assert (found.position.index, found.position.offset) == (MAX_NUMBER, 0)
+    assert sum(one.content.size for one in found.files) == MAX_LISTED_BYTES
+    assert found.remove == {Content(D1, 0)}
+    for changed, said in (
+        ({"node": "n" * (MAX_TEXT_CHARACTERS + 1)}, "node"), ({"shard": MAX_NUMBER + 1}, "shard"), ({"shards": -1}, "shards"),
+        ({"leader": "n" * (MAX_TEXT_CHARACTERS + 1)}, "leader"), ({"leader": None}, "leader"),
+        ({"files": [["db/a", D1, MAX_LISTED_BYTES], ["db/b", D2, 1]]}, "bytes together"),
+    ):  # fmt: skip
+        with pytest.raises(BadListing, match=said):
+            listing_from(most | changed)
+
+
+def test_a_list_may_have_as_many_entries_as_the_limit_says(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(listing, "MAX_LISTED_FILES", 3)
+    kept = [f"s-{number}" for number in range(4)]
+    record = good() | {"files": [], "links": []}
+    assert listing_from(record | {"kept": kept[:3]}).kept == set(kept[:3])
+    with pytest.raises(BadListing, match="kept: a list of at most 3 entries"):
+        listing_from(record | {"kept": kept})
+    asked = request_of([])
+    assert len(request_from(replace(asked, folders=dict.fromkeys(kept[:3], D1)).to_json()).folders) == 3
+    with pytest.raises(BadListing, match="folders"):
+        request_from(replace(asked, folders=dict.fromkeys(kept, D1)).to_json())
+
+
+def test_an_asking_replica_may_have_read_nothing():
+    assert request_from(replace(request_of([]), offset=-1).to_json()).offset == -1
+    with pytest.raises(BadListing, match="offset: -2 is no number"):
+        request_from(replace(request_of([]), offset=-2).to_json())
+
+
+def test_what_is_shown_of_a_wrong_value_is_cut():
+    with pytest.raises(BadListing) as refused:
+        listing_from(good() | {"kept": ["/" * 5_000]})
+    assert str(refused.value) == f"kept: {repr('/' * 5_000)[:MAX_TEXT_CHARACTERS]} is no legal name"
+
+
+def test_a_throttle_lets_a_second_of_bytes_go_after_a_pause_and_no_more():
+    bucket = TokenBucket(1_000)
+    assert bucket.take(1_000, 50.0) == 0.0
+    assert bucket.take(500, 50.0) == 0.5
+    assert bucket.take(500, 50.0) == 1.0
+    assert bucket.take(0, 51.0) == 0.0
+    assert bucket.take(1_500, 1_000.0) == 0.5, "however long the pause was"
+    assert TokenBucket(1).take(1, 50.0) == 0.0
+
+
+def test_bytes_in_words_change_their_unit_at_its_size():
+    assert [size_words(count) for count in (0, 1023, 1024, 1024**2 - 1, 1024**2, 1024**3, 3 * 1024**3 // 2)] == [
+        "0 B", "1023 B", "1.0 KiB", "1024.0 KiB", "1.0 MiB", "1.0 GiB", "1.5 GiB",
+    ]  # fmt: skip
+
+
+def test_progress_that_has_come_to_its_end_or_has_no_time_yet():
+    done = FetchProgress(begun_s=5.0, wanted_bytes=2048, got_bytes=4096)
+    assert done.words(7.0) == "4.0 KiB of 2.0 KiB, 2.0 KiB/s, 0 s left"
+    assert done.words(5.0) == "4.0 KiB of 2.0 KiB"
+    assert FetchProgress(begun_s=5.0, wanted_bytes=2048).words(9.0) == "0 B of 2.0 KiB"
+    assert FetchProgress(begun_s=5.0, wanted_bytes=2048, got_bytes=1).words(5.5) == "1 B of 2.0 KiB, 2 B/s, 1024 s left"

@@ -99,3 +99,14 @@ def test_a_member_that_was_removed_has_no_say():
     assert quorum.judge(None)[0] is Judgement.NOTHING
     quorum.members = frozenset({"n1", "n2", "n3", "n4", "n5"})
     assert quorum.judge(None)[0] is Judgement.NOTHING, "two of five are no majority"
+
+
+def test_a_member_that_has_reported_without_evidence_does_not_contradict_any_more():
+    quorum = Quorum(me="n1", members=MEMBERS)
+    for node in ("n2", "n3"):
+        quorum.on_report(report(node, EVIDENCE))
+    quorum.forget("n3")
+    assert quorum.judge(None)[0] is Judgement.NOTHING
+    quorum.forget("n3")
+    quorum.forget("a stranger")
+    assert set(quorum.latest) == {"n2"}

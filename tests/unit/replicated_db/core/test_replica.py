@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 
 from replicated_db.core.applying.evidence import audit_report
-from replicated_db.core.applying.replica import Identity, Replica
+from replicated_db.core.applying.replica import SCAN_STEP_ROWS, Identity, Replica
 from replicated_db.core.errors import AheadOfLog, BrokenLog, StoreFailure, WrongCluster
 from replicated_db.core.leading.leader import claim_for
-from replicated_db.core.log.position import KEY_INDEX_KEY, Position
+from replicated_db.core.log.position import (
+    KEY_INDEX_KEY,
+    REQUEST_KEY,
+    UNFLAGGED_KEY,
+    Position,
+    encode_request_position,
+)
 from replicated_db.core.log.reading import Reading
 from replicated_db.core.ports import Write
 from replicated_db.core.tables.column_families import RETRY, TRANSACTION_INFO
@@ -21,7 +27,7 @@ from replicated_db.core.tables.memory import MemoryStore
 from replicated_db.core.trimming.bases import Base
 from schemas.codecs.codec import decode_as, encode
 from schemas.column_families import BUCKETS
-from schemas.records.log import Barrier, Checkpoint, DigestBase, LeaderClaim, LogRecord, Members, Tick
+from schemas.records.log import Barrier, Checkpoint, DigestBase, LeaderClaim, LogRecord, Members, RequestPosition, Tick
 from schemas.records.messages import Response
 from tests.support.replicated.kit import (
     CLUSTER,
@@ -570,3 +576,45 @@ def test_a_base_that_the_replica_contradicts_is_none(feed: Feed):
     feed.count(members())
     assert not feed.replica.bases
     assert feed.replica.durable_place().flagged
+
+
+def test_a_scan_pauses_after_so_many_rows(feed: Feed):
+    """It shares the interpreter with a leader."""
+    feed.batch(*(put(b"%04d" % number, b"v") for number in range(2 * SCAN_STEP_ROWS)))
+    _, digests, view = feed.replica.snapshot()
+    rows = sum(1 for name in FAMILIES.names for _ in view.iterate(name, b""))
+    pauses: list[int] = []
+    assert feed.replica.scan(view, lambda: pauses.append(1)) == digests
+    assert len(pauses) == rows // SCAN_STEP_ROWS >= 2
+    assert feed.replica.scan(view) == digests
+    view.close()
+
+
+def test_a_flag_that_is_settled_by_hand_leaves_a_note(feed: Feed):
+    feed.replica.settle()
+    assert feed.store.get(TRANSACTION_INFO, UNFLAGGED_KEY) is None
+    feed.replica.settle(b"by ann")
+    assert feed.store.get(TRANSACTION_INFO, UNFLAGGED_KEY) == b"by ann"
+    feed.replica.settle()
+    assert feed.store.get(TRANSACTION_INFO, UNFLAGGED_KEY) == b"by ann"
+
+
+def test_a_moment_has_the_rows_of_the_families_that_are_asked_for(feed: Feed):
+    feed.batch(put(b"a", b"1"))
+    index, rows = feed.replica.moment(["things"])
+    assert (index, rows.get("things", b"a")) == (1, b"1")
+    with pytest.raises(StoreFailure):
+        rows.get(RETRY, b"a")
+    rows.close()
+    with feed.replica.held() as (index, view):
+        assert (index, view.get("things", b"a")) == (1, b"1")
+
+
+def test_where_the_requests_stood_is_kept_with_the_batch_that_took_them(feed: Feed):
+    position = RequestPosition(offset=41, leader_epoch=2, hash=bytes(16))
+    planned = batch(
+        put(b"a", b"1"), first_index=1, last_index=1,
+        timestamp_ms=feed.replica.position.timestamp_ms + 10,
+    )  # fmt: skip
+    feed.count(replace(planned, request_position=position))
+    assert feed.store.get(TRANSACTION_INFO, REQUEST_KEY) == encode_request_position(position)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from replicated_db.core.ports import LogUnavailable
+from replicated_db.core.tables.memory import ManualClock
 from replicated_db.shell import process
-from replicated_db.shell.process import Background, when_brokers_answer
+from replicated_db.shell.process import BROKER_WAIT_S, Background, when_brokers_answer
 from tests.support.local.waiting import eventually
 
 
@@ -90,11 +92,21 @@ def test_brokers_are_asked_until_they_answer(monkeypatch: pytest.MonkeyPatch):
     assert slept == [1, 1]
 
 
-def test_brokers_that_never_answer_are_an_error(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(process, "BROKER_WAIT_S", -1)
+def test_brokers_that_do_not_answer_in_time_are_an_error(monkeypatch: pytest.MonkeyPatch):
+    clock = ManualClock(elapsed=0)
+
+    def sleep(seconds: float) -> None:
+        clock.elapsed += round(seconds * 1000)
+
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: clock.elapsed / 1000, sleep=sleep))
 
     def ask() -> int:
-        raise LogUnavailable("no")
+        raise LogUnavailable(f"{clock.elapsed_ms()} ms have passed")
 
-    with pytest.raises(LogUnavailable):
+    with pytest.raises(LogUnavailable, match=f"^{BROKER_WAIT_S * 1000 + 1000:.0f} ms have passed$"):
         when_brokers_answer(ask)
+
+
+def test_another_error_is_told_at_once():
+    with pytest.raises(ZeroDivisionError):
+        when_brokers_answer(lambda: 1 // 0)

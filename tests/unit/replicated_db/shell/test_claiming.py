@@ -15,10 +15,22 @@ from replicated_db.core.leading.leader import Leader, claim_for
 from replicated_db.core.log.reading import Reading
 from replicated_db.core.ports import ANSWER_WAIT_S, DeliveryReport, Entry, LogUnavailable
 from replicated_db.core.tables.memory import ManualClock, MemoryAppender
-from replicated_db.shell.claiming import CLAIM_WAIT_S, MAX_CLOCK_SKEW_MS, READ_STEP_S, READ_WAIT_S, Claimer, UnfitToLead
+from replicated_db.shell.claiming import (
+    CLAIM_WAIT_S,
+    MAX_CLOCK_SKEW_MS,
+    READ_LIMIT,
+    READ_STEP_S,
+    READ_WAIT_S,
+    REMEMBERED_CLAIMS,
+    Claimer,
+    UnfitToLead,
+)
 from schemas.codecs.codec import encode
 from schemas.records.log import Tick
 from tests.support.replicated.kit import CHAIN, LIMITS, Kit, Shard, put
+
+VOID = encode(Tick(term=1, nonce=b"?" * 16, seq=1, prev_chain=CHAIN))
+"""A record of nobody's, which counts for nobody."""
 
 
 class Foreign:
@@ -28,7 +40,7 @@ class Foreign:
         self.shard = Shard()
         self.shard.do(put(b"a", b"1"))
         self.shard.catch_up()
-        self.void = self.shard.log.append(encode(Tick(term=1, nonce=b"?" * 16, seq=1, prev_chain=CHAIN)))
+        self.void = self.shard.log.append(VOID)
         self.offered: list[Offered] = []
         self.claimer = Claimer(
             self.shard.replica, self.shard.log, Kit(), LIMITS, clock=self.shard.clock, ids=self.shard.ids,
@@ -162,10 +174,11 @@ def test_a_candidate_whose_clock_is_far_from_the_brokers_does_not_lead(ahead_ms:
 
 def test_a_claim_without_a_report_is_given_up():
     claiming = Claiming()
-    began_ms = claiming.clock.elapsed_ms()
+    polls: list[int] = []
+    claiming.appender.becomes = lambda appender: polls.append(len(appender.in_flight))
     with pytest.raises(LogUnavailable, match="claim of term 2: no report in time"):
         claiming.claim()
-    assert claiming.clock.elapsed_ms() - began_ms >= CLAIM_WAIT_S * 1000
+    assert len(polls) == CLAIM_WAIT_S, "a second passes with each turn"
 
 
 def test_a_claim_that_the_broker_refuses_is_given_up():
@@ -254,11 +267,10 @@ def test_a_log_that_is_slow_to_answer_is_asked_again():
 
 def test_a_position_that_cannot_be_read_ends_the_claim():
     claiming = Claiming()
-    began_ms = claiming.clock.elapsed_ms()
-    mute(claiming, float("inf"))
+    silent = mute(claiming, float("inf"))
     with pytest.raises(LogUnavailable, match="shard 0: offset 1, which this replica has applied, cannot be read"):
         claiming.claim()
-    assert claiming.clock.elapsed_ms() - began_ms >= READ_WAIT_S * 1000
+    assert silent.asked == [(1, 1)] * int(READ_WAIT_S / 2), "two seconds pass with each question"
     assert claiming.appender.in_flight == []
 
 
@@ -267,6 +279,69 @@ def test_a_claim_that_cannot_be_read_is_given_up():
     mute(claiming, float("inf"), offset=2)
     with pytest.raises(LogUnavailable, match=f"no record from offset 2 on within {READ_WAIT_S} s"):
         claiming.claim()
+
+
+def test_a_log_that_gives_a_record_now_and_then_is_read_to_its_end():
+    """READ_WAIT_S is the time without a record, not that of all of them."""
+    claiming = Claiming()
+    first = claiming.shard.replica.read_offset + 1
+    silences = dict.fromkeys(range(first, first + 3), READ_WAIT_S / 2 - 1)
+    for _ in silences:
+        claiming.shard.log.append(VOID)
+    silent = mute(claiming, 0)
+
+    def read(offset: int, limit: int, wait_s: float) -> Sequence[Entry]:
+        silences[offset] -= 1
+        return [] if silences[offset] >= 0 else claiming.shard.log.read(offset, 1, wait_s)
+
+    silent.read = read  # type: ignore[method-assign]
+    claiming.claimer.read_to(first + 3)
+    assert claiming.shard.replica.read_offset == first + 2
+
+
+def test_records_are_read_in_parts_and_none_beyond_the_end():
+    claiming = Claiming()
+    first = claiming.shard.replica.read_offset + 1
+    for _ in range(READ_LIMIT + 3):
+        claiming.shard.log.append(VOID)
+    silent = mute(claiming, 0)
+    claiming.claimer.read_to(first + READ_LIMIT + 2)
+    assert silent.asked == [(first, READ_LIMIT), (first + READ_LIMIT, 2)]
+    assert claiming.shard.replica.read_offset == first + READ_LIMIT + 1
+
+
+def test_records_are_judged_again_in_parts_and_none_beyond_the_last():
+    claiming = Claiming()
+    position = claiming.shard.replica.position
+    last = position.offset + READ_LIMIT + 2
+    for _ in range(READ_LIMIT + 3):
+        claiming.shard.log.append(VOID)
+    silent = mute(claiming, 0)
+    assert claiming.claimer._judge_again(position, last) == replace(position, offset=last)
+    assert silent.asked == [(position.offset + 1, READ_LIMIT), (position.offset + 1 + READ_LIMIT, 2)]
+
+
+def test_a_replica_that_has_applied_nothing_has_nothing_to_compare():
+    claiming = Claiming()
+    silent = mute(claiming, 0)
+    claiming.claimer._compare_with_log(replace(claiming.shard.replica.position, offset=-1))
+    assert silent.asked == []
+    first = replace(claiming.shard.replica.position, offset=0)
+    with pytest.raises(AheadOfLog, match="shard 0, offset 0: the log holds another record than the one applied"):
+        claiming.claimer._compare_with_log(first)
+
+
+def test_only_the_last_claims_are_remembered():
+    claiming = Claiming()
+    claiming.appender.becomes = lambda appender: appender.fail(appended=True)
+    nonces = []
+    for _ in range(REMEMBERED_CLAIMS + 1):
+        with pytest.raises(LogUnavailable):
+            claiming.claim()
+        nonces.append(claiming.claimer._claims[-1])
+        claiming.shard.log.entries.pop()
+    assert len(set(nonces)) == REMEMBERED_CLAIMS + 1
+    assert [claiming.claimer.has_claimed(nonce) for nonce in nonces] == [False] + [True] * REMEMBERED_CLAIMS
 
 
 def test_records_that_were_lost_behind_the_anchor_stop_the_candidate(monkeypatch: pytest.MonkeyPatch):

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from replicated_db.core.errors import BrokenLog
 from replicated_db.core.ports import AppendRefused, DeliveryReport, Log, LogUnavailable, OffsetOutOfRange
@@ -255,3 +256,28 @@ def test_any_other_error_is_of_the_brokers(log: KafkaLog, monkeypatch: pytest.Mo
     reading(log, monkeypatch, Told(None, KafkaError._TRANSPORT))
     with pytest.raises(LogUnavailable, match="^why$"):
         log.read(5, 10, 0)
+
+
+def test_a_partition_that_is_new_is_looked_for_afresh(broker: MemoryBroker, topic: str, log: KafkaLog):
+    """A consumer that looked before would look again half a minute later."""
+    before = log._reader.consumer
+    unknown = KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))
+    other = KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    for error, is_renewed in ((other, False), (unknown, True)):
+
+        class Asked:
+            """The reader's consumer, as a broker answers it that does not know the partition."""
+
+            def get_watermark_offsets(self, *_: object, error: Exception = error, **__: object) -> None:
+                raise error
+
+            def close(self) -> None:
+                pass
+
+        consumer: Any = Asked()
+        log._reader._consumer = consumer
+        with pytest.raises(LogUnavailable):
+            log.bounds()
+        assert (log._reader.consumer is not consumer) is is_renewed
+    before.close()
+    assert log.bounds() == (0, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -290,3 +291,22 @@ def test_a_drain_waits_for_what_is_in_flight(story: Story):
     assert story.lead(list, last) == "stopped"
     assert len(seen) >= 4
     assert len(story.replies) == 2
+
+
+def test_a_call_whose_row_is_applied_is_answered_at_once_and_appends_nothing(story: Story):
+    [wanted] = some(1)
+    story.lead(lambda: [wanted], list, list)
+    before = len(story.log.entries)
+    assert len(story.replies) == 1
+    answered: list[tuple[Sequence[Any], int | None]] = []
+    spans: Any = SimpleNamespace(
+        taken=lambda _: None, drop=lambda _: None, headers=lambda: (),
+        answered=lambda replies, offset=None: answered.append((replies, offset)),
+    )  # fmt: skip
+    story.loop._spans = spans
+    story.stop.clear()
+    story.asked.clear()
+    story.lead(list, lambda: [wanted])
+    assert [reply.response for reply in story.replies] == [story.replies[0].response] * 2
+    assert [type(decode(entry.value)).__name__ for entry in story.log.entries[before:]].count("Batch") == 0
+    assert answered == [([story.replies[1]], None)], "it has no place in the log"

@@ -20,7 +20,7 @@ from replicated_db.core.tables.memory import ManualClock
 from replicated_db.core.trimming.bases import Base
 from replicated_db.core.trimming.places import AuditPlace, MemberPlace
 from replicated_db.core.trimming.trim_rule import TrimWish
-from replicated_db.shell.trimming import kafka_records, verdict_tail
+from replicated_db.shell.trimming import kafka_records, log_trimmer, verdict_tail
 from replicated_db.shell.trimming.kafka_records import KafkaRecords
 from replicated_db.shell.trimming.log_trimmer import LogTrimmer, no_holds
 from replicated_db.shell.trimming.verdict_tail import VerdictTail
@@ -294,3 +294,17 @@ def test_no_base_is_logged_while_a_member_has_another_digest(
 
 def test_a_process_that_sends_no_checkpoints_holds_nothing():
     assert no_holds(3) == ()
+
+
+def test_only_so_many_partitions_have_connections_and_the_oldest_goes_first(
+    trimmer: LogTrimmer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(log_trimmer, "MAX_OPEN_PARTITIONS", 2)
+    first, second = trimmer._of(0), trimmer._of(1)
+    assert trimmer._of(0) is first
+    trimmer._of(2)
+    assert set(trimmer._records) == {1, 2}
+    with pytest.raises(RuntimeError):
+        first.bounds()  # it is closed
+    assert trimmer._of(1) is second
+    assert second.bounds() == (0, 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -10,23 +12,33 @@ from urllib.parse import quote
 import faust
 import httpx
 import pytest
+from aiohttp import web
 
 from om_processors.namespace.names import MAX_KEY_NAME_BYTES
 from replicated_db.core.execution.transaction import MAX_KEY_BYTES
 from replicated_db.shell.follower import make_app
+from replicated_db.shell.web.bounded_server import BoundedRunner
 from replicated_db.shell.web.node_web import MAX_LINE_BYTES
+from replicated_db.shell.web.web_site import WebSite
+from schemas.security.certificates import AN_OM, Role
+from schemas.security.tls import ProcessTls
 from stratolog.local.processes import free_ports
+from tests.support.security.certified import Certified
 
 LONGEST = "\U0001f5dd" * (MAX_KEY_NAME_BYTES // 4)
 """The longest legal key of characters that are all escaped."""
 
 
-async def answers(app: faust.App, port: int, *urls: str) -> list[httpx.Response]:
+async def answers(
+    app: faust.App, port: int, *urls: str, tls: ProcessTls | None = None, listening: Sequence[socket.socket] = ()
+) -> list[httpx.Response]:  # fmt: skip
     web: Any = app.web
     web.init_server()
+    web.listening = listening
     await web.start_server()
+    scheme, verify = ("http", True) if tls is None else ("https", tls.client(AN_OM))
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=f"{scheme}://127.0.0.1:{port}", verify=verify, trust_env=False) as http:
             return [await http.get(url) for url in urls]
     finally:
         await web.stop_server()
@@ -39,9 +51,14 @@ def port() -> int:
 
 @pytest.fixture
 def app(tmp_path: Path, port: int) -> faust.App:
+    return app_at(port, tmp_path)
+
+
+def app_at(port: int, data_dir: Path, tls: ProcessTls | None = None) -> faust.App:
     made = make_app(
-        "test", bootstrap_servers="127.0.0.1:1", host="127.0.0.1", port=port, data_dir=tmp_path, fatal=lambda _: None
-    )
+        "test", bootstrap_servers="127.0.0.1:1", host="127.0.0.1", port=port, data_dir=data_dir, fatal=lambda _: None,
+        tls=tls,
+    )  # fmt: skip
 
     @made.page("/echo")
     async def echo(view: Any, request: Any) -> Any:
@@ -61,3 +78,55 @@ def test_the_longest_names_arrive(app: faust.App, port: int):
 def test_a_line_has_a_limit(app: faust.App, port: int):
     (refused,) = asyncio.run(answers(app, port, f"/echo?name={'x' * MAX_LINE_BYTES}"))
     assert refused.status_code == 400
+
+
+def test_in_tls_it_listens_at_its_own_port_and_nobody_is_answered_in_clear(tmp_path: Path, port: int):
+    site = Certified(tmp_path / "authority")
+    app = app_at(port, tmp_path, site.tls("om1", Role.OM))
+    (answer,) = asyncio.run(answers(app, port, "/echo?a=b", tls=site.tls("om2", Role.OM)))
+    assert answer.json() == {"a": "b"}
+    with pytest.raises(httpx.TransportError):
+        asyncio.run(answers(app_at(port, tmp_path, site.tls("om1", Role.OM)), port, "/echo"))
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_it_answers_on_the_sockets_that_listen_already_and_on_no_other(tmp_path: Path, port: int, is_secure: bool):
+    """A node listens before it opens its replicas, and its server takes the same sockets over."""
+    site = Certified(tmp_path / "authority")
+    tls = site.tls("om2", Role.OM) if is_secure else None
+    for place in (0, 1):
+        listening = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        app = app_at(port, tmp_path, site.tls("om1", Role.OM) if is_secure else None)
+        at = listening[place].getsockname()[1]
+        (answer,) = asyncio.run(answers(app, at, "/echo?a=b", tls=tls, listening=listening))
+        assert answer.json() == {"a": "b"}
+    with socket.create_server(("127.0.0.1", 0)) as last, pytest.raises(httpx.ConnectError):
+        asyncio.run(answers(app_at(port, tmp_path), port, "/echo", listening=[last]))
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_a_site_says_where_it_listens(tmp_path: Path, is_secure: bool):
+    """aiohttp shows it in errors and logs."""
+    tls = Certified(tmp_path / "authority").tls("om1", Role.OM).server(needs_certificate=False) if is_secure else None
+    scheme = "https" if is_secure else "http"
+
+    async def names() -> list[str]:
+        runner = BoundedRunner(web.Application())
+        await runner.setup()
+        with socket.create_server(("127.0.0.1", 0)) as one:
+            expected.append(f"{scheme}://127.0.0.1:{one.getsockname()[1]}")
+            found = [WebSite(runner, ("127.0.0.1", 7), tls).name, WebSite(runner, one, tls).name]
+        await runner.cleanup()
+        return found
+
+    expected = [f"{scheme}://127.0.0.1:7"]
+    assert asyncio.run(names()) == expected
+
+
+def test_a_site_of_a_runner_that_was_not_set_up_does_not_start():
+    async def start() -> None:
+        runner = BoundedRunner(web.Application())
+        await WebSite(runner, ("127.0.0.1", 0), None).start()
+
+    with pytest.raises(RuntimeError):
+        asyncio.run(start())

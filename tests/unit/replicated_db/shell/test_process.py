@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import threading
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from replicated_db.core.errors import StopProcess
+from replicated_db.core.ports import LogUnavailable
+from replicated_db.shell import process
 from replicated_db.shell.process import EXIT_FATAL
 
 ROOT = Path(__file__).parents[4]
@@ -113,3 +120,105 @@ faults()
 print(faults() < 5_000)
 """
     assert output_of(program) == "True\n"
+
+
+# -- the same in this process, where its end is noted instead ----------------------------------------------------------
+
+
+class Ended(BaseException):
+    """The process would have ended here."""
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happens at the end of the process, in order."""
+    found: list[str] = []
+
+    def leave(status: int) -> None:
+        found.append(f"exit {status}")
+        raise Ended
+
+    monkeypatch.setattr("os._exit", leave)
+    monkeypatch.setattr("logging.shutdown", lambda: found.append("log is written"))
+    monkeypatch.setattr(process, "_closing", threading.Event())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (StopProcess("the log is broken"), "stop: the log is broken"), (LogUnavailable("no broker"), "stop: no broker"),
+        (KeyError("k"), "defect: KeyError('k')"),
+    ],
+)  # fmt: skip
+def test_an_error_is_in_the_log_before_the_process_ends(
+    ends: list[str], caplog: pytest.LogCaptureFixture, error: Exception, said: str
+):
+    with pytest.raises(Ended):
+        process.fatal(error)
+    assert ends == ["log is written", "exit 70"]
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage()) == ("CRITICAL", said)
+    assert (record.exc_info is not None) is said.startswith("defect"), "a defect comes with its traceback"
+
+
+def test_once_the_stores_are_being_closed_errors_end_nothing(ends: list[str], caplog: pytest.LogCaptureFixture):
+    process.closing()
+    process.fatal(StopProcess("the store is closed"))
+    assert ends == []
+    assert [record.getMessage() for record in caplog.records] == ["while closing: the store is closed"]
+    assert caplog.records[0].levelname == "WARNING"
+
+
+def test_the_stores_are_closed_before_the_process_ends_without_its_worker(
+    ends: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    assert process.STOP_WAIT_S == 10.0
+    timer = process.end_soon(lambda: ends.append("closed"))
+    assert timer.daemon, "it keeps no process alive that ends by itself"
+    assert timer.is_alive()
+    assert timer.interval == process.STOP_WAIT_S
+    timer.cancel()
+    with pytest.raises(Ended):
+        timer.function()
+    assert ends == ["closed", "log is written", "exit 0"]
+    assert caplog.messages == ["the worker has not stopped in 10 s: the process ends without it"]
+
+
+def test_full_collections_are_rare():
+    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
+    try:
+        process.calm_collector()
+        assert gc.get_threshold() == process.COLLECTOR_THRESHOLDS
+        assert gc.get_freeze_count() > frozen + 1000
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+
+
+def test_what_is_garbage_is_collected_before_the_rest_is_left_out_for_good():
+    class Node:
+        """Part of a cycle."""
+
+    thresholds, node = gc.get_threshold(), Node()
+    node.self = node  # type: ignore[attr-defined]
+    seen = weakref.ref(node)
+    gc.disable()
+    try:
+        del node
+        process.calm_collector()
+        assert seen() is None
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+        gc.enable()
+
+
+def test_the_allocator_is_told_what_to_keep(monkeypatch: pytest.MonkeyPatch):
+    """By the numbers of glibc's malloc.h: M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD."""
+    told: dict[int, int] = {}
+    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(mallopt=told.__setitem__))
+    process.keep_freed_memory()
+    assert told == {-8: process.ARENAS, -3: 32 * 1024 * 1024, -1: process.KEPT_BYTES}
+    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace())
+    process.keep_freed_memory()  # another C library has no such function

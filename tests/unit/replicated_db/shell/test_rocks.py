@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from configparser import ConfigParser
 from pathlib import Path
+from threading import Event, Thread
+from typing import Any
 
 import pytest
+from rocksdict import Cache
 
 from replicated_db.core.errors import StoreFailure
+from replicated_db.shell import rocks
 from replicated_db.shell.rocks import (
     BLOB_BYTES,
+    BLOCK_CACHE_BYTES,
     MAX_OPEN_FILES,
     MAX_WAL_BYTES,
     MEMTABLE_BLOOM_SHARE,
@@ -68,6 +74,123 @@ def test_reads_of_rows_that_do_not_exist_are_answered_by_filters(options: Config
     assert files["index_type"] == "kTwoLevelIndexSearch"
     assert [files[name] for name in ("cache_index_and_filter_blocks", "partition_filters")] == ["true", "true"]
     assert files["pin_top_level_index_and_filter"] == "true"
+
+
+def test_files_of_removals_are_compacted_soon(options: ConfigParser):
+    """Half of a file's rows are enough, however they lie."""
+    assert options['CFOptions "one"']["table_properties_collectors"] == (
+        "{{id=CompactOnDeletionCollector;deletion_trigger=0;deletion_ratio=0.500000;window_size=0;}}"
+    )
+
+
+def test_only_families_that_are_named_have_blob_files_and_those_are_cleaned_up(tmp_path: Path):
+    store = RocksStore(tmp_path / "shard-0", FAMILIES, blobs=("two",))
+    store.write([(family, b"k", b"v") for family in FAMILIES])
+    found = ConfigParser(interpolation=None, strict=False)
+    found.read_string(max((tmp_path / "shard-0").glob("OPTIONS-*")).read_text())
+    store.close()
+    names = ("enable_blob_files", "min_blob_size", "enable_blob_garbage_collection")
+    assert [found['CFOptions "one"'][name] for name in names] == ["false", "0", "false"]
+    assert [found['CFOptions "two"'][name] for name in names] == ["true", str(BLOB_BYTES), "true"]
+    assert BLOB_BYTES == 4096
+
+
+def test_blocks_are_cached_within_a_bound(tmp_path: Path, path: Path):
+    """One cache for all families of a database; readers may share one."""
+    capacity = "rocksdb.block-cache-capacity"
+    store = RocksStore(tmp_path / "other", FAMILIES)
+    store.write([("one", b"k", b"v")])
+    assert store._tables["one"].property_int_value(capacity) == BLOCK_CACHE_BYTES == 32 * 1024 * 1024
+    store.close()
+    for cache, expected in ((None, BLOCK_CACHE_BYTES), (Cache(1 << 20), 1 << 20)):
+        reader = RocksReader(path, FAMILIES, cache)
+        assert reader._tables["one"].property_int_value(capacity) == expected
+        reader.close()
+
+
+def test_rows_that_are_in_no_file_take_a_reader_little_memory(tmp_path: Path):
+    """A store has a filter beside each family's rows, of a share of its write buffer; who only reads has none."""
+    store = RocksStore(tmp_path / "shard-0", FAMILIES)
+    store.write([("one", b"k", b"v")])
+    shutil.copytree(tmp_path / "shard-0", tmp_path / "crashed")
+    reader = RocksReader(tmp_path / "crashed", FAMILIES)
+    own, read = (one._tables["one"].property_int_value("rocksdb.cur-size-all-mem-tables") for one in (store, reader))
+    store.close()
+    reader.close()
+    assert own > MEMTABLE_BLOOM_SHARE * WRITE_BUFFERS_BYTES / 4
+    assert read < 64 * 1024
+
+
+def test_what_a_killed_process_left_half_made_or_half_removed_goes_when_it_is_opened(tmp_path: Path):
+    store = RocksStore(tmp_path / "shard-0", FAMILIES)
+    store.checkpoint("whole")
+    store.close()
+    half = tmp_path / "shard-0.checkpoints" / ".work" / "half"
+    half.mkdir(parents=True)
+    (half / "000007.sst").touch()
+    store = RocksStore(tmp_path / "shard-0", FAMILIES)
+    assert not half.parent.exists()
+    assert store.checkpoint_names() == ["whole"]
+    store.close()
+
+
+def test_a_checkpoint_has_its_name_once_it_is_whole_and_replaces_another(tmp_path: Path):
+    store = RocksStore(tmp_path / "shard-0", FAMILIES)
+    for value in (b"1", b"2"):
+        store.write([("one", b"k", value)])
+        store.checkpoint("c")
+    assert store.checkpoint_folder("c") == tmp_path / "shard-0.checkpoints" / "c"
+    reader = RocksReader(store.checkpoint_folder("c"), FAMILIES)
+    assert reader.get("one", b"k") == b"2"
+    reader.close()
+    assert list((tmp_path / "shard-0.checkpoints" / ".work").iterdir()) == []
+    store.close()
+
+
+def test_a_copy_is_a_whole_database_in_a_new_folder(tmp_path: Path):
+    store = RocksStore(tmp_path / "shard-0", FAMILIES)
+    store.write([("one", b"k", b"v")])
+    store.copy_to(tmp_path / "deep" / "copy")
+    with pytest.raises(StoreFailure, match="checkpoint in"):
+        store.copy_to(tmp_path / "deep" / "copy")
+    store.close()
+    reader = RocksReader(tmp_path / "deep" / "copy", FAMILIES)
+    assert reader.get("one", b"k") == b"v"
+    reader.close()
+
+
+def test_a_snapshot_ends_with_its_store(tmp_path: Path):
+    store = RocksStore(tmp_path / "shard-0", FAMILIES)
+    store.write([("one", b"k", b"v")])
+    snapshot = store.snapshot()
+    only = store.snapshot(["two"])
+    assert snapshot.get("one", b"k") == b"v"
+    with pytest.raises(StoreFailure, match="iterate over one in a snapshot"):
+        only.get("one", b"k")
+    store.close()
+    with pytest.raises(StoreFailure, match="in a snapshot"):
+        snapshot.get("one", b"k")
+    again = RocksStore(tmp_path / "shard-0", FAMILIES)  # its lock was given back
+    assert again.get("one", b"k") == b"v"
+    again.close()
+
+
+def test_closing_waits_for_a_compaction_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A database that is in use cannot be closed: it is left as after a crash, and nothing is lost."""
+    monkeypatch.setattr(rocks, "COMPACTION_WAIT_S", 0.01)
+    store = RocksStore(tmp_path / "shard-0", FAMILIES)
+    store.write([("one", b"k", b"v")])
+    go_on = Event()
+    store._compaction = Thread(target=go_on.wait, daemon=True)
+    store._compaction.start()
+    store.close()
+    with pytest.raises(StoreFailure, match="the store is closed"):
+        store.snapshot()
+    shutil.copytree(tmp_path / "shard-0", tmp_path / "crashed")
+    go_on.set()
+    again = RocksStore(tmp_path / "crashed", FAMILIES)
+    assert again.get("one", b"k") == b"v"
+    again.close()
 
 
 def test_who_reads_a_database_makes_nothing(path: Path):
@@ -188,3 +311,104 @@ def test_a_database_with_blob_files_opens_without_that_option(tmp_path: Path):
         b"in a file", b"in the write-ahead log", b"new",
     ]  # fmt: skip
     again.close()
+
+
+# What the disk, or RocksDB, refuses.
+
+
+class Broken:
+    """A table, or a database, on which nothing works."""
+
+    def __getattr__(self, name: str) -> object:
+        def fail(*_: object) -> None:
+            raise OSError(5, f"Input/output error: {name}")
+
+        return fail
+
+
+def test_whatever_rocksdb_refuses_is_a_failure_of_the_store(tmp_path: Path):
+    store = RocksStore(tmp_path / "shard-0", FAMILIES)
+    store.write([("one", b"k", b"v")])
+    tables, database = store._tables, store._db
+    broken: Any = Broken()
+    store._tables, store._db = {"one": broken, "two": None}, broken
+    acts: list[tuple[str, Callable[[], object]]] = [
+        ("flush: ", store.write_files), ("count rows in memory: ", store.rows_in_memory), ("sync: ", store.sync),
+        ("get from one: ", lambda: store.get("one", b"k")), ("page of one: ", lambda: store.page("one", b"", 1)),
+        ("iterate over one: ", lambda: list(store.iterate("one", b""))), ("snapshot: ", store.snapshot),
+        ("write: ", lambda: store.write([("one", b"k", b"w")])), ("checkpoint c: ", lambda: store.checkpoint("c")),
+        ("checkpoint in ", lambda: store.copy_to(tmp_path / "copy")),
+    ]  # fmt: skip
+    for said, act in acts:
+        with pytest.raises(StoreFailure, match=f"^RocksDB: {said}"):
+            act()
+    store._tables, store._db = tables, database
+    assert store.get("one", b"k") == b"v"
+    store.close()
+
+
+def test_what_the_disk_refuses_of_checkpoints_is_a_failure_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store = RocksStore(tmp_path / "shard-0", FAMILIES)
+    store.checkpoint("c")
+
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "iterdir", fail)
+        with pytest.raises(StoreFailure, match="^RocksDB: checkpoints: PermissionError"):
+            store.checkpoint_names()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", fail)
+        with pytest.raises(StoreFailure, match="^RocksDB: drop checkpoint c: PermissionError"):
+            store.drop_checkpoint("c")
+    assert store.checkpoint_names() == ["c"]
+    store.close()
+
+
+def test_a_reader_says_what_rocksdb_refuses(path: Path):
+    reader = RocksReader(path, FAMILIES)
+    tables, database = reader._tables, reader._db
+    broken: Any = Broken()
+    reader._tables, reader._db = {"one": broken, "two": None}, broken
+    with pytest.raises(StoreFailure, match="^RocksDB: list table files: "):
+        reader.live_files()
+    with pytest.raises(StoreFailure, match="^RocksDB: count entries of one: "):
+        reader.rows_outside_files("one")
+    assert reader.rows_outside_files("two") == 0
+    reader._tables, reader._db = tables, database
+    reader.close()
+
+
+def test_a_database_that_goes_while_it_is_opened_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """rocksdict makes the folder again, with a file of its own."""
+
+    def removed(*_: object) -> None:
+        shutil.rmtree(path)
+        path.mkdir()
+        (path / "rocksdict-config.json").write_text("{}")
+        raise OSError("no such file")
+
+    monkeypatch.setattr(rocks, "_families_in", removed)
+    with pytest.raises(StoreFailure, match="does not open: no such file"):
+        RocksReader(path, FAMILIES)
+    assert not path.exists()
+
+
+def test_a_database_that_does_not_open_stays_as_it_is(path: Path):
+    (path / "CURRENT").write_text("MANIFEST-999999\n")
+    (path / "rocksdict-config.json").touch()
+    before = {one.name for one in path.iterdir()}
+    with pytest.raises(StoreFailure, match="does not open"):
+        RocksReader(path, FAMILIES)
+    assert {one.name for one in path.iterdir()} >= before
+
+
+def test_a_folder_with_other_files_is_left_where_it_is(tmp_path: Path):
+    (tmp_path / "mine").touch()
+    (tmp_path / "rocksdict-config.json").touch()
+    rocks._clear_remains(tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == ["mine"]
+    rocks._clear_remains(tmp_path / "none")

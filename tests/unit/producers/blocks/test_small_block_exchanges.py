@@ -1,0 +1,212 @@
+"""Exchanges of small blocks, without datanodes: who is asked, what an answer means, and what becomes of failed ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from producers.blocks.datanode_directory import PipelineView
+from producers.blocks.small_blocks import SmallBlocks
+from producers.blocks.stream_options import StreamOptions
+from producers.errors import DatanodeError
+from schemas.codecs.codec import decode_as
+from schemas.records.datanode import BlockOutcome, BlocksWritten, Member, OpenBlocks, TokenedRequest, WriteBlocks
+from schemas.records.rows import BlockLocation
+
+MEMBERS = tuple(
+    Member(datanode=f"dn{number}", address=f"dn{number}:1", http_address="", rack=rack)
+    for number, rack in ((1, "/a"), (2, "/b"), (3, "/b"))
+)
+NAMES = [member.datanode for member in MEMBERS]
+PIPELINE = PipelineView(pipeline="p1", partition=1, state="OPEN", members=MEMBERS)
+WAIT_S = 30.0
+
+
+def location(number: int = 1) -> BlockLocation:
+    return BlockLocation(container_id=7, local_id=number, offset=0, length=0, pipeline="p1")
+
+
+def outcome(bcs_id: int = 5, code: str = "") -> BlockOutcome:
+    return BlockOutcome(bcs_id=bcs_id, code=code, message="")
+
+
+def opened(request: WriteBlocks) -> OpenBlocks:
+    return decode_as(OpenBlocks, request.opening)
+
+
+class Datanodes:
+    """Answers an exchange with what ``answer`` returns or raises."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, WriteBlocks]] = []
+        self.answer: Callable[[WriteBlocks], BlocksWritten] = self.good
+        self.watched: list[str] = NAMES
+        self.leader = "dn2"
+
+    def good(self, request: WriteBlocks) -> BlocksWritten:
+        return BlocksWritten(
+            datanode="dn1", outcomes=[outcome(5 + number) for number, _ in enumerate(opened(request).blocks)], watched=self.watched,
+            leader=self.leader,
+        )  # fmt: skip
+
+    def ask_small(self, member: Member, request: WriteBlocks) -> BlocksWritten:
+        self.asked.append((member.datanode, request))
+        return self.answer(request)
+
+
+class Site:
+    def __init__(self) -> None:
+        self.datanodes = Datanodes()
+        datanodes: Any = self.datanodes
+        self.small = SmallBlocks(datanodes)
+        self.waited: list[object] = []
+
+    def write(self, data: bytes = b"data", number: int = 1, rack: str = "/b", token: bytes = b"") -> int | None:
+        options = StreamOptions(rack=rack)
+        return self.small.write(location(number), PIPELINE, [data], b"sums", options, self.waited.append, token)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    found = Site()
+    yield found
+    found.small.close()
+
+
+def test_a_block_is_written_with_its_bytes_and_the_entry_is_told(site: Site) -> None:
+    assert (site.small.written, site.small.batches) == (0, 0)
+    assert site.write(b"data") == 5
+    ((_, request),) = site.datanodes.asked
+    (block,) = opened(request).blocks
+    assert (block.container_id, block.local_id, block.length, block.checksums) == (7, 1, 4, b"sums")
+    assert (opened(request).partition, bytes(request.data)) == (1, b"data")
+    assert (site.small.written, site.small.batches) == (1, 1)
+    assert site.waited == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "watched"),
+    [(outcome(5), NAMES[:2]), (outcome(5, "CONTAINER_CLOSED"), NAMES), (outcome(0), NAMES), (outcome(-1), NAMES)],
+)
+def test_anything_but_a_block_that_every_member_holds_becomes_a_stream(
+    site: Site, answer: BlockOutcome, watched: list[str]
+) -> None:  # fmt: skip
+    site.datanodes.answer = lambda _: BlocksWritten(datanode="dn1", outcomes=[answer], watched=watched, leader="dn1")
+    assert site.write() is None
+    assert (site.small.written, site.small.batches) == (0, 1)
+    site.datanodes.answer = site.datanodes.good
+    assert site.write() == 5, "the next one is tried again: the exchange itself went well"
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_an_answer_with_another_number_of_outcomes_is_none(site: Site, count: int) -> None:
+    site.datanodes.answer = lambda _: BlocksWritten(
+        datanode="dn1", outcomes=[outcome()] * count, watched=NAMES, leader="dn1"
+    )
+    assert site.write() is None
+    assert site.write() is None
+    assert len(site.datanodes.asked) == 1, "an exchange that fails closes the way for a while"
+
+
+def test_a_datanode_that_fails_closes_the_way_for_a_while(site: Site) -> None:
+    def fail(_: WriteBlocks) -> BlocksWritten:
+        raise DatanodeError("TIMED_OUT", "no answer")
+
+    site.datanodes.answer = fail
+    assert site.write() is None
+    assert site.write() is None
+    assert len(site.datanodes.asked) == 1
+
+
+def test_a_defect_leaves_nobody_waiting(site: Site) -> None:
+    def fail(_: WriteBlocks) -> BlocksWritten:
+        raise ZeroDivisionError
+
+    site.datanodes.answer = fail
+    assert site.write() is None
+
+
+def test_the_nearest_member_is_asked_and_of_those_the_one_that_led_last(site: Site) -> None:
+    for _ in range(20):
+        site.write(rack="/a")
+    assert {name for name, _ in site.datanodes.asked} == {"dn1"}, "the leader is in another rack"
+    site.datanodes.asked.clear()
+    for leader in ("dn2", "dn3"):
+        site.datanodes.leader = leader
+        site.write(rack="/b")
+        site.datanodes.asked.clear()
+        for _ in range(10):
+            site.write(rack="/b")
+        assert {name for name, _ in site.datanodes.asked} == {leader}
+
+
+def test_without_a_known_leader_near_members_share_the_work(site: Site) -> None:
+    site.datanodes.leader = ""
+    for _ in range(60):
+        site.write(rack="/b")
+    assert {name for name, _ in site.datanodes.asked} == {"dn2", "dn3"}
+
+
+def test_blocks_that_gather_go_together_in_their_order(site: Site) -> None:
+    go_on = threading.Event()
+
+    def slow(request: WriteBlocks) -> BlocksWritten:
+        assert go_on.wait(WAIT_S)
+        return site.datanodes.good(request)
+
+    site.datanodes.answer = slow
+    found: dict[int, int | None] = {}
+    threads = []
+    for number in range(1, 5):
+        data = b"%d" % number * number
+
+        def write(number: int = number, data: bytes = data) -> None:
+            found[number] = site.write(data, number)
+
+        threads.append(threading.Thread(target=write, daemon=True))
+        threads[-1].start()
+        while len(site.datanodes.asked) + sum(len(way.waiting) for way in site.small._batches._ways.values()) < number:
+            pass
+    go_on.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    first, second = (request for _, request in site.datanodes.asked)
+    assert [block.local_id for block in opened(first).blocks] == [1]
+    assert [block.local_id for block in opened(second).blocks] == [2, 3, 4]
+    assert bytes(second.data) == b"223334444"
+    assert found == {1: 5, 2: 5, 3: 6, 4: 7}
+    assert (site.small.written, site.small.batches) == (4, 2)
+
+
+def test_who_waits_is_told_for_what_and_may_leave(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("producers.blocks.small_blocks.LOOK_S", 0.001)
+    go_on = threading.Event()
+
+    def slow(request: WriteBlocks) -> BlocksWritten:
+        assert go_on.wait(WAIT_S)
+        return site.datanodes.good(request)
+
+    def still(why: object) -> None:
+        raise InterruptedError(str(why))
+
+    site.datanodes.answer = slow
+    with pytest.raises(InterruptedError, match="block 7/1 is being written on p1"):
+        site.small.write(location(), PIPELINE, [b"data"], b"", StreamOptions(), still)
+    go_on.set()
+
+
+def test_the_tokens_of_all_blocks_go_with_the_exchange(site: Site) -> None:
+    site.datanodes.answer = lambda _: BlocksWritten(datanode="dn1", outcomes=[outcome()], watched=NAMES, leader="")
+    assert site.write(token=b"token") == 5
+    ((_, request),) = site.datanodes.asked
+    assert decode_as(TokenedRequest, request.opening).tokens == b"token"
+
+
+def test_a_client_that_is_closed_writes_none(site: Site) -> None:
+    site.small.close()
+    assert site.write() is None
+    assert site.write() is None
+    assert site.datanodes.asked == []
