@@ -8,7 +8,7 @@ is there, and there are no rights. For each kind of port a process of its own se
 clear, as one in TLS, with the certificate alone, and as mallory. Another client writes and reads beside it.
 
 A JSON line for each kind: ``sent``, ``answered``, ``refused``, ``closed`` (connections that the other side ended), ``told``
-(by reason), ``memory_mib`` of each process before and at most, the other client's times. What must hold, or the exit
+(by reason), ``memory_mib`` of each process before and at most, ``processor_s`` that each used, the other client's times. What must hold, or the exit
 status is 1:
 
 - ``allowed`` is 0: no answer is an OK, a page or a byte that a stranger, or mallory, has no right to.
@@ -64,7 +64,7 @@ def run_one(fuzzed: FuzzedStack, port: str, frames: int, seed: int, folder: Path
     ]  # fmt: skip
     begun_s = time.monotonic()
     honest = Honest(fuzzed)
-    with fuzzed.watched() as held, honest.at_work():
+    with fuzzed.watched() as held, fuzzed.working() as worked, honest.at_work():
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     told: dict[str, int] = json.loads(done.stdout or "{}")
     for number, size in enumerate((SMALL_BYTES, LARGE_BYTES)):
@@ -74,7 +74,7 @@ def run_one(fuzzed: FuzzedStack, port: str, frames: int, seed: int, folder: Path
         "port": port, "seconds": round(time.monotonic() - begun_s, 1), **{what: told.pop(what, 0) for what in COUNTS},
         "told": dict(sorted(told.items(), key=lambda one: -one[1])[:MOST_REASONS]), "changed": fuzzed.changes(),
         "wrong": fuzzed.troubles() + fuzzed.not_attacked() + fuzzed.too_large(held) + (["the attacker ended"] if done.returncode else []),
-        "memory_mib": held, "stood_still_s": round(fuzzed.stood_still_s, 1), "log_mib": fuzzed.log_mib(), "other_client": {
+        "memory_mib": held, "processor_s": worked, "stood_still_s": round(fuzzed.stood_still_s, 1), "log_mib": fuzzed.log_mib(), "other_client": {
             "calls": len(times), "failed": honest.failed[:5], "p50_ms": round(times[len(times) // 2], 1),
             "most_ms": round(times[-1], 1),
         },

@@ -232,6 +232,18 @@ class FuzzedStack:
             ended.set()
             thread.join()
 
+    @contextmanager
+    def working(self) -> Iterator[dict[str, float]]:
+        """Yield what becomes, by process, the processor seconds of the block; those of the attackers beside them."""
+
+        def used() -> dict[str, float]:
+            members = {name: sum(process.cpu_times()[:2]) for name, (_, process) in self._members.items()}
+            return members | {"attackers": sum(psutil.Process().cpu_times()[2:4])}
+
+        before, found = used(), dict[str, float]()
+        yield found
+        found |= {name: round(seconds - before[name], 1) for name, seconds in used().items()}
+
     def too_large(self, held: dict[str, list[float]]) -> list[str]:
         """Return which processes have grown beyond their limits."""
         return [
