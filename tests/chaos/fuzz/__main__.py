@@ -8,8 +8,8 @@ is there, and there are no rights. For each kind of port a process of its own se
 clear, as one in TLS, with the certificate alone, and as mallory. Another client writes and reads beside it.
 
 A JSON line for each kind: ``sent``, ``answered``, ``refused``, ``closed`` (connections that the other side ended), ``told``
-(by reason), ``memory_mib`` of each process before and at most, ``processor_s`` that each used, the other client's times. What must hold, or the exit
-status is 1:
+(by reason), ``memory_mib`` of each process before and at most, ``processor_s`` that each used, the other client's times.
+What must hold, or the exit status is 1:
 
 - ``allowed`` is 0: no answer is an OK, a page or a byte that a stranger, or mallory, has no right to.
 - ``leaked`` is 0: nothing that the attacker hears has the word that is in every byte of the vault.
