@@ -18,7 +18,7 @@ from schemas.access.credentials import Credentials, parse_credentials
 TIMEOUT_S = 15.0
 LAST_WORDS_S = 2.0
 RECEIVE_BYTES = 256 * 1024
-THREADS = 12
+THREADS = 32
 """Attackers at once; each has connections of its own."""
 MALLORY = "mallory"
 """The user who attacks: known to brokers and nodes, with a certificate, and without any right."""
