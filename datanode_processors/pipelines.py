@@ -382,6 +382,16 @@ class Pipelines:
         """
         self._answers.check_stream(partition, container_id, local_id)
 
+    def address_of(self, partition: int, datanode: str) -> str:
+        """Return where a member of a pipeline is, as the Object Manager has told; raises BlockError."""
+        pipeline = self.table.member(partition)
+        if datanode not in pipeline.members:
+            raise BlockError(
+                codes.INVALID_REQUEST,
+                f"datanode {datanode} is no member of {pipeline.opened.pipeline}: {', '.join(pipeline.members)} are",
+            )
+        return pipeline.address_of(datanode)
+
     def readable(self, request: ReadBlock | SalvageBlock) -> Readable:
         """Return what may be read of a block (``block_answers``); raises BlockError."""
         return self._answers.readable(request)

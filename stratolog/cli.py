@@ -27,7 +27,7 @@ COMMANDS = {
     "audit": "audit", "tables": "tables.tables", "sql": "tables.sql", "ui": "dashboard.ui", "bench": "bench",
     "debug": "debug", "admin": "admin.group",
     "backup": "backups.backup", "restore": "backups.restore", "drill": "drill", "node": "node", "datanode": "datanode",
-    "topics": "topics", "jars": "jars", "alerts": "observing.alerts",
+    "broker": "brokers.broker", "topics": "topics", "jars": "jars", "alerts": "observing.alerts",
 }  # fmt: skip
 """Module in ``stratolog.commands`` of each command, in the order in which ``--help`` lists them."""
 

@@ -20,12 +20,20 @@ import select
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from datanode_processors.errors import BlockError
 from datanode_processors.tokens.guard import BlockTokenGuard
 from datanode_processors.wire.children import Child, StreamChildren
 from datanode_processors.wire.core.limits import WireLimits
-from datanode_processors.wire.core.stream import MAX_BLOCK_BYTES, StreamState, check_open, patience_s, place_in
+from datanode_processors.wire.core.stream import (
+    MAX_BLOCK_BYTES,
+    StreamState,
+    check_open,
+    patience_s,
+    place_in,
+    reached_at,
+)
 from datanode_processors.wire.ports import Blocks, PipelineRequests, Writer
 from datanode_processors.wire.small_blocks import SmallBlockExchange
 from datanode_processors.wire.wire import (
@@ -78,10 +86,11 @@ class Forwarding:
         ``limit_bytes`` is up to where the stream may write.
         """
         check_open(request)
-        self.state = StreamState(
-            request, opening.sequence, place_in(request.routes, node.name), limit_bytes=limit_bytes
-        )
+        place = place_in(request.routes, node.name)
         node.pipelines.check_stream(request.partition, request.container_id, request.local_id)
+        if node.tls is not None:
+            place = reached_at(place, partial(node.pipelines.address_of, request.partition))
+        self.state = StreamState(request, opening.sequence, place, limit_bytes=limit_bytes)
         self._node = node
         self._limits = node.limits
         self._upstream = upstream

@@ -103,6 +103,12 @@ class PipelineRequests(Protocol):
         The error is NO_SUCH_PIPELINE, PIPELINE_CLOSED, CONTAINER_CLOSED or BLOCK_DELETED.
         """
 
+    def address_of(self, partition: int, datanode: str) -> str:
+        """Return where a member of a pipeline is, as the Object Manager has told.
+
+        Raises NO_SUCH_PIPELINE, and INVALID_REQUEST for a datanode that is no member.
+        """
+
     def members_for(self, request: Any) -> tuple[int, Sequence[str]]:
         """Return partition and members of the pipeline that a forwarded request or stream is for.
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.core.limits import WireLimits
@@ -32,7 +33,7 @@ from datanode_processors.wire.core.small_blocks import (
     outcome_of,
     small_blocks,
 )
-from datanode_processors.wire.core.stream import Below, Place, patience_s, place_in
+from datanode_processors.wire.core.stream import Below, Place, patience_s, place_in, reached_at
 from datanode_processors.wire.kept_peers import KeptPeers, PeerCall
 from datanode_processors.wire.ports import PipelineRequests, SmallBlockFiles
 from datanode_processors.wire.wire import opening_of
@@ -69,6 +70,7 @@ class SmallBlockExchange:
         self._limits = limits
         self._files = files
         self._pipelines = pipelines
+        self._knows_peers = tls is not None
         self._peers = KeptPeers(own=name, cluster=cluster, timeout_s=limits.exchange_timeout_s, tls=tls)
 
     def close(self) -> None:
@@ -81,6 +83,8 @@ class SmallBlockExchange:
             raise BlockError(stream_errors.INVALID_REQUEST, f"datanode {self._name} takes no small blocks together")
         opening = self._opening(request)
         place = place_in(opening.routes, self._name)
+        if self._knows_peers:
+            place = reached_at(place, partial(self._pipelines.address_of, opening.partition))
         blocks = list(small_blocks(opening, memoryview(request.data)))
         calls: list[PeerCall] = []
         try:
@@ -190,7 +194,10 @@ class SmallBlockExchange:
         if route.datanode == self._name:
             return None
         try:
-            return self._peers.begin(route.datanode, route.address, lambda peer: peer.begin(request))
+            address = route.address
+            if self._knows_peers:
+                address = self._pipelines.address_of(request.partition, route.datanode)
+            return self._peers.begin(route.datanode, address, lambda peer: peer.begin(request))
         except BlockError:
             return None  # the client asks that member itself, and sees why it does not answer
 

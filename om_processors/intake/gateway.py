@@ -4,7 +4,8 @@ Nothing that depends on state is decided here: a proposal is answered from its b
 nobody can execute. Bytes that are no request are rejected with the reason, as no caller can be answered. A request over
 the size limit, and a privileged one without a proof of the cluster's secret, are answered at once; so is one that is
 not signed as it should be, if requests are to be signed (``identities``). Only the gateway checks proofs and
-signatures, before anything depends on the request.
+signatures, before anything depends on the request. Where they are checked, nobody has more than a bounded number of
+refusals written to another user's topic (``core/foreign_topics``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from xxhash import xxh3_128_digest
 
 from om_processors.execution.service import refusal_response
 from om_processors.identity.identities import Denied, Identities
+from om_processors.intake.core.foreign_topics import ForeignRefusals, may_name
 from om_processors.intake.direct_calls import AnswerWay
 from replicated_db.core.leading.leader import Proposal, Reply
 from schemas import result_codes as codes
@@ -73,12 +75,16 @@ class Gateway:
     def __init__(self, *, shard: int, node: str, secret: ClusterSecret, identities: Identities | None = None) -> None:
         """Without ``identities``, requests need not be signed, and signatures are not looked at (``auth = none``)."""
         self._identities = identities
+        self._foreign = ForeignRefusals()
         self._shard = shard
         self._node = node
         self._secret = secret
 
-    def admit(self, received: Received, now_ms: int) -> Proposal | Reply | Rejected:
-        """Return the outcome of a record: a proposal, a reply that may leave at once, or a rejection."""
+    def admit(self, received: Received, now_ms: int) -> Proposal | Reply | Rejected | None:
+        """Return the outcome of a record: a proposal, a reply that may leave at once, or a rejection.
+
+        None: the request is refused, and its topic has had its share of refusals.
+        """
         value = received.value
         if len(value) > MAX_REQUEST_BYTES:
             return self._oversize(received, now_ms)
@@ -87,19 +93,28 @@ class Gateway:
         except Undecodable as error:
             return self.reject(received, error, now_ms)
         if self._identities is not None:
-            return self._admit_signed(self._identities, request, received)
+            return self._admit_signed(self._identities, request, received, now_ms)
         if is_privileged(request.body) and not self._secret.proves(received.key, value):
             return self._unproven(request, received)
         return self._proposal(request, received)
 
-    def _admit_signed(self, identities: Identities, request: Request, received: Received) -> Proposal | Reply:
+    def _admit_signed(
+        self, identities: Identities, request: Request, received: Received, now_ms: int
+    ) -> Proposal | Reply | None:
         """Return what becomes of a request that must be signed, or be proved by the cluster's secret."""
         privileged = is_privileged(request.body)
         if privileged and self._secret.proves(received.key, received.value):
             return self._proposal(request, received)
         found = identities.of_request(received.seal, request)
         if isinstance(found, Denied):
-            return self._refusal(request, received, found.status, found.message)
+            return self._bounded(self._refusal(request, received, found.status, found.message), received, now_ms)
+        topic = received.reply_topic
+        if topic is not None and not may_name(topic, request.caller, found):
+            what = (
+                f"responses to user {request.caller} do not go to {topic}: log in to the brokers as {request.caller}, or"
+                " as a user of theirs with the name of one of its groups"
+            )
+            return self._bounded(self._refusal(request, received, codes.PERMISSION_DENIED, what), received, now_ms)
         if privileged and not found.administrator:
             what = (
                 f"{type(request.body).__name__} is for members and administrators, and user {request.caller} is neither"
@@ -134,6 +149,11 @@ class Gateway:
         response = refusal_response(request, self._shard, status, message)
         return Reply(proposal=self._proposal(request, received), response=response)
 
+    def _bounded(self, refusal: Reply, received: Received, now_ms: int) -> Reply | None:
+        """Return a refusal to somebody who may not be whose topic it is; None if that had enough of them."""
+        topic = received.reply_topic
+        return refusal if topic is None or self._foreign.may_write(topic, now_ms) else None
+
     def _unproven(self, request: Request, received: Received) -> Reply:
         what = "has no proof of" if received.key is None else "has a proof of another secret than"
         message = (
@@ -143,13 +163,14 @@ class Gateway:
         )
         return self._refusal(request, received, codes.PERMISSION_DENIED, message)
 
-    def _oversize(self, received: Received, now_ms: int) -> Reply | Rejected:
+    def _oversize(self, received: Received, now_ms: int) -> Reply | Rejected | None:
         message = f"a request of {len(received.value)} bytes; at most {MAX_REQUEST_BYTES}"
         try:
             request = decode_as(Request, received.value)
         except Undecodable:
             return self._reject(received, codes.REQUEST_TOO_LARGE, message, now_ms)
-        return self._refusal(request, received, codes.REQUEST_TOO_LARGE, message)
+        refusal = self._refusal(request, received, codes.REQUEST_TOO_LARGE, message)
+        return refusal if self._identities is None else self._bounded(refusal, received, now_ms)
 
     def _reject(self, received: Received, reason: str, message: str, now_ms: int) -> Rejected:
         return Rejected(

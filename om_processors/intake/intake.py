@@ -139,7 +139,7 @@ class RequestIntake:
             self._lanes.extend(arrived)
 
     def _admit(self, received: Received, now_ms: int) -> Proposal | Reply | None:
-        """Judge a request that was taken; None if it was rejected."""
+        """Judge a request that was taken; None if nobody is to be answered."""
         admitted = self._gateway.admit(received, now_ms)
         way = received.way
         if way is None:
@@ -151,6 +151,8 @@ class RequestIntake:
         self._taken += 1
         if isinstance(admitted, Rejected):
             way.reject(admitted.message)
+            return None
+        if admitted is None:  # of records that name a topic alone: a direct call names none
             return None
         self._direct.begin(admitted if isinstance(admitted, Proposal) else admitted.proposal, way)
         return admitted

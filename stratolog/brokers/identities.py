@@ -36,11 +36,16 @@ def authority_of(data_dir: Path, cluster: str, key_file: Path | None = None) -> 
     return open_authority(data_dir / AUTHORITY, cluster=cluster, now_s=int(time.time()), keys=keys)
 
 
+def broker_name(number: int) -> str:
+    """Return the name of a broker, counted from 1."""
+    return f"broker-{number}"
+
+
 def broker_identities(authority: Authority, count: int) -> tuple[BrokerIdentity, ...]:
     """Certify the brokers of a stack; return what each proves itself by. Raises UsageError."""
     found = []
     for number in range(1, count + 1):
-        holder = PeerIdentity(name=f"broker-{number}", role=Role.BROKER)
+        holder = PeerIdentity(name=broker_name(number), role=Role.BROKER)
         issued = authority.certify(holder, now_s=int(time.time()))
         encrypted = authority.keys is not None
         found.append(

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +100,8 @@ class KafkaCluster:
     """With ``identities``: the ``kafka.*`` settings of who asks whether the brokers are ready."""
     heap_mib: int | None = None
     """Most MiB of each broker's heap; None: HEAP_MIB."""
+    cluster_id: str | None = None
+    """Kafka's name of the cluster; None: made at the first start, and kept in ``folder``."""
 
     def __post_init__(self) -> None:
         """Refuse a number of brokers for which there are no durability rules."""
@@ -133,18 +135,21 @@ class KafkaCluster:
         Raises Unavailable if Java is missing or a directory cannot be formatted.
         """
         numbers = range(1, len(self.listeners) + 1)
-        self._format()
+        self.format(numbers)
         return [self.start_broker(number, detached=detached) for number in numbers]
 
     def start_broker(self, number: int, *, detached: bool) -> Process:
         """Start broker ``number`` (from 1) of a formatted cluster."""
+        return spawn(self.broker_command(number), log=self.log_file(number), detached=detached)
+
+    def broker_command(self, number: int) -> list[str]:
+        """Return the command of broker ``number`` (from 1) of a formatted cluster."""
         heap = self.heap_mib or HEAP_MIB[len(self.listeners)]
-        command: list[str | Path] = [
+        return [
             *self.listeners[number - 1].launcher, _java(), f"-Xmx{heap}m", f"-Xms{heap // 4}m", *self._shared_classes(),
             *self.jvm, "-XX:-UsePerfData", "-Djava.awt.headless=true", *_LOGGING, "-cp", str(self.jars / "*"),
-            "kafka.Kafka", self._properties_file(number),
+            "kafka.Kafka", str(self._properties_file(number)),
         ]  # fmt: skip
-        return spawn(command, log=self.log_file(number), detached=detached)
 
     def wait_ready(self, processes: Sequence[Process], timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until every broker is registered and serves; raises Unavailable with the log's end if not."""
@@ -181,11 +186,11 @@ class KafkaCluster:
     def _properties_file(self, number: int) -> Path:
         return self._home(number) / "server.properties"
 
-    def _format(self) -> None:
-        """Write each broker's properties, and format the data directories that are new."""
+    def format(self, numbers: Iterable[int]) -> None:
+        """Write the properties of brokers, and format their data directories that are new; raises Unavailable."""
         cluster_id = self._cluster_id()
         running: list[tuple[Path, subprocess.Popen[str]]] = []
-        for number in range(1, len(self.listeners) + 1):
+        for number in numbers:
             self._home(number).mkdir(parents=True, exist_ok=True)
             self._properties_file(number).write_text(_as_text(self._properties(number)))
             if not (self._home(number) / "data" / "meta.properties").exists():
@@ -210,7 +215,9 @@ class KafkaCluster:
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def _cluster_id(self) -> str:
-        """Return the cluster's id, minted at the first call (22 characters of base64, as Kafka demands)."""
+        """Return the cluster's id (22 characters of base64, as Kafka demands); the first call makes one if need be."""
+        if self.cluster_id is not None:
+            return self.cluster_id
         path = self.folder / "cluster.id"
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)

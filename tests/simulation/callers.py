@@ -1,12 +1,15 @@
-"""Simulated clusters that demand signatures: users with rights, forgers, and users who are removed and made again.
+"""Simulated clusters that demand signatures: users with rights, forgers, users who are removed and made again, secrets that are
+rotated, delegation tokens.
 
-Two clients act as the operator, as those of the other worlds do; users' clients sign with their secrets of now. Forged requests come
-beside them: unsigned, signed by another, with another's token, over other bytes, under another's client id. What must hold besides:
+Two clients act as the operator, as those of the other worlds do; users' clients sign with their secrets of now, with former ones, and
+with tokens that may have been cancelled. Forged requests come beside them: unsigned, signed by another, with another's token, over
+other bytes, under another's client id. What must hold besides:
 
 1. A request has an effect only if it was signed, once at least, by whom it names, with a secret that was right, or proved by a member.
-2. A gateway lets a user's request through only if its replica of shard 0 has that user's secret, or had it KNOWN_MS ago.
-3. What is well signed by a user who was never removed is not refused.
-4. Every decision of rights is that of the plain model (``rights``), and so is every list in the rows.
+2. A gateway lets a user's request through only if its replica of shard 0 has that user's secret, and the token, or had them
+   KNOWN_MS ago. With a former secret that is told only up to the end of the overlap.
+3. What is well signed with a secret that has not ended, by a user who was never removed, is not refused.
+4. Every decision of rights is that of the plain model (``rights``), and so is every list in the rows. So are users and tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +28,16 @@ from schemas.access.signatures import seal_of, sealed_key
 from schemas.codecs.codec import decode, decode_as, encode
 from schemas.column_families import BUCKET_TABLE, IDENTITY_TABLE, KEY_TABLE, PREFIX_TABLE, VOLUME_TABLE
 from schemas.privilege import is_privileged
-from schemas.records.identity import ChangeAcl, CreateUser, RemoveUser, UserRow
+from schemas.records.identity import (
+    CancelDelegationToken,
+    ChangeAcl,
+    CreateUser,
+    GetDelegationToken,
+    RemoveUser,
+    RotateUser,
+    TokenRow,
+    UserRow,
+)
 from schemas.records.messages import (
     CommitKey,
     CreateBucket,
@@ -59,7 +71,8 @@ WHO = (("USER", "ann"), ("USER", "ben"), ("GROUP", "red"), ("GROUP", "blue"), ("
 PREFIX = "a/"
 NAMES_OF_KEYS = (*KEYS, "a/k")
 CALLS = {
-    "as_user": 90, "forge": 30, "give": 35, "make_user": 8, "remove_user": 4, "go_on": 160, "deliver": 80, "respond": 60,
+    "as_user": 90, "forge": 30, "give": 35, "make_user": 8, "remove_user": 4, "rotate_user": 8, "get_token": 14,
+    "cancel_token": 12, "go_on": 180, "deliver": 90, "respond": 70,
 }  # fmt: skip
 """How often each occurs in a seed, beside what the other worlds do."""
 BEGINNING = [
@@ -68,6 +81,8 @@ BEGINNING = [
 ]  # fmt: skip
 BEGUN = 12
 """So many actions of every seed elect a leader, and make a volume and a bucket."""
+OVERLAPS_MS = (0, 5_000, 3_600_000)
+"""How long the secret before a rotation is taken: not at all, for a while, longer than a seed."""
 SKEW_MS = 2
 """By how much the moment at which a replica is looked at here may differ from that of the gateway."""
 
@@ -85,7 +100,7 @@ class SignedClient(Client):
     def _done(self, body: RequestBody, outcome: Any) -> None:
         super()._done(body, outcome)
         if isinstance(outcome, Response) and outcome.status == "OK":
-            self._world.happened(body, outcome.index)
+            self._world.happened(body, outcome)
 
 
 class SignedPartition(RequestPartition):
@@ -108,7 +123,12 @@ class SignedNode(Node):
     """A node that demands signatures."""
 
     def boot(self) -> None:
-        self.users_seen: dict[str, dict[int, int]] = {}
+        self.secrets_seen: dict[tuple[str, int], int] = {}
+        """By user and generation: when it was last in this node's replica, by the node's clock."""
+        self.tokens_seen: dict[tuple[str, int], int] = {}
+        self.overlaps: dict[tuple[str, int], int] = {}
+        """Until when a former secret is taken."""
+        self._rotated: dict[tuple[str, int], int] = {}
         super().boot()
         self.gateway = self.new_gateway()
 
@@ -117,13 +137,24 @@ class SignedNode(Node):
         return WatchedGateway(self, shard=0, node=self.name, secret=SECRET, identities=identities)
 
     def look_at_users(self) -> None:
-        """Remember when each secret was last in this node's replica, by the node's clock."""
+        """Remember when each secret and token was last in this node's replica, by the node's clock."""
         if not self.up:
             return
+        now_ms = self.clock.elapsed_ms()
         for value in (value for _, value in self.replica.rows.iterate(IDENTITY_TABLE, b"")):
             row = decode(value)
-            if isinstance(row, UserRow):
-                self.users_seen.setdefault(row.user, {})[row.generation] = self.clock.elapsed_ms()
+            if isinstance(row, TokenRow):
+                self.tokens_seen[row.owner, row.number] = now_ms
+            elif isinstance(row, UserRow):
+                self.secrets_seen[row.user, row.generation] = now_ms
+                if row.previous_generation:
+                    self.secrets_seen[row.user, row.previous_generation] = now_ms
+                    self._rotated.setdefault((row.user, row.previous_generation), now_ms)
+                    self.overlaps[row.user, row.previous_generation] = row.previous_until_ms
+
+    def rotated_ms(self, secret: tuple[str, int]) -> int:
+        """Return when this node's replica first had a secret as a former one."""
+        return self._rotated[secret]
 
 
 class WatchedGateway(Gateway):
@@ -138,14 +169,31 @@ class WatchedGateway(Gateway):
         node.look_at_users()
         admitted = super().admit(received, now_ms)
         if isinstance(admitted, Proposal) and admitted.standing is not None:
-            user, standing = admitted.body.caller, admitted.standing
-            seen = node.users_seen.get(user, {}).get(standing.generation)
-            if user != OPERATOR.user and (seen is None or node.clock.elapsed_ms() - seen > KNOWN_MS + SKEW_MS):
-                raise Violation(f"{node.name} believes {user}:{standing.generation}, whom its replica does not know")
-            node.seen[f"let through: {'operator' if user == OPERATOR.user else 'user'}"] += 1
+            if admitted.body.caller != OPERATOR.user:
+                self._check_standing(admitted)
+            node.seen[f"let through: {'operator' if admitted.body.caller == OPERATOR.user else 'user'}"] += 1
         elif isinstance(admitted, Reply):
             node.seen[f"at the gate: {decode(admitted.response).status}"] += 1
         return admitted
+
+    def _check_standing(self, admitted: Proposal) -> None:
+        """Raise Violation if the node believes a secret or a token that its replica does not have any more."""
+        node, user, standing = self._of, admitted.body.caller, admitted.standing
+        assert standing is not None
+        secret = (user, standing.generation)
+        looks = [node.secrets_seen.get(secret)]
+        if standing.token:
+            looks.append(node.tokens_seen.get((user, standing.token)))
+            node.seen["let through: token"] += 1
+        for seen in looks:
+            if seen is None or node.clock.elapsed_ms() - seen > KNOWN_MS + SKEW_MS:
+                raise Violation(f"{node.name} believes {user} with {standing}, whom its replica does not know")
+        if secret in node.overlaps:
+            node.seen["let through: former secret"] += 1
+            # A moment ago it may have been the newest one.
+            fresh = node.clock.elapsed_ms() - node.rotated_ms(secret) <= KNOWN_MS + SKEW_MS
+            if admitted.first_sent_at_ms > node.overlaps[secret] and not fresh:
+                raise Violation(f"{node.name} believes {user}:{standing.generation} after the overlap")
 
 
 class SignedInvariants(Invariants):
@@ -163,7 +211,8 @@ class SignedInvariants(Invariants):
         assert isinstance(truth, CallersTruth)
         digest, caller = reply.proposal.request_hash, reply.proposal.body.caller
         # With the log's tail the making of a user may be lost, and its index comes again.
-        if digest in truth.signed and caller not in truth.removed and not truth.seen["log cut"]:
+        may_be = caller in truth.removed or truth.has_ended(digest) or truth.seen["log cut"]
+        if digest in truth.signed and not may_be:
             raise Violation(f"{node.name} refuses what is well signed: {decode(reply.response)}")
         self._deliver(decode(reply.response).client_id, reply.response)
         return None
@@ -172,19 +221,32 @@ class SignedInvariants(Invariants):
 class CallersTruth(Truth):
     """The judge of who may do what. ``signed`` has the hashes of what was ever signed or proved as it should be."""
 
-    def __init__(self, *arguments: Any, signed: set[bytes], removed: set[str]) -> None:
+    def __init__(self, *arguments: Any, signed: set[bytes], removed: set[str], signers: dict[bytes, TokenName]) -> None:
         super().__init__(*arguments)
         self.signed = signed
         self.removed = removed
+        self.signers = signers
         self.rights = RightsModel()
-        self.users: set[str] = set()
+        self.users: dict[str, tuple[int, int]] = {}
+        """Generations of each user's secret, and of the one before (0: there is none)."""
+        self.tokens: dict[tuple[str, int], int] = {}
+        """By owner and number: the generation of the secret that they are derived from."""
+        self.ended: set[tuple[str, int]] = set()
+        """Secrets, by generation, and tokens, by number, that may not be believed any more: numbers are indexes."""
+
+    def has_ended(self, digest: bytes) -> bool:
+        """Whether that by which a request was signed may not be believed any more."""
+        name = self.signers.get(digest)
+        return name is not None and bool({(name.user, name.generation), (name.user, name.number)} & self.ended)
 
     def expected(self, request: Request, index: int, now_ms: int) -> str:
         if xxh3_128_digest(encode(request)) not in self.signed:
             raise Violation(f"what nobody has signed takes effect at index {index}: {request}")
         body, who = request.body, ROOT if request.caller == OPERATOR.user else request.caller
-        if isinstance(body, CreateUser | RemoveUser):
-            return self._of_users(body)
+        if isinstance(body, CreateUser | RotateUser | RemoveUser):
+            return self._of_users(body, index)
+        if isinstance(body, GetDelegationToken | CancelDelegationToken):
+            return self._of_tokens(request, body, index)
         trial = copy.deepcopy(self.rights)
         said = "OK"
         try:
@@ -202,20 +264,54 @@ class CallersTruth(Truth):
             self.rights = trial
         return said
 
-    def _of_users(self, body: CreateUser | RemoveUser) -> str:
+    def _of_users(self, body: CreateUser | RotateUser | RemoveUser, index: int) -> str:
+        known = self.users.get(body.user)
         if isinstance(body, CreateUser):
-            if body.user in self.users:
+            if known is not None:
                 return "USER_ALREADY_EXISTS"
-            self.users.add(body.user)
+            self.users[body.user] = index, 0
             return "OK"
-        if body.user not in self.users:
+        if known is None:
             return "USER_NOT_FOUND"
-        self.users.discard(body.user)
+        if isinstance(body, RotateUser):
+            self.users[body.user] = index, known[0]
+            self.ended.add((body.user, known[1]))
+            if body.overlap_ms < OVERLAPS_MS[-1]:
+                self.ended.add((body.user, known[0]))
+            return "OK"
+        del self.users[body.user]
         self.removed.add(body.user)
+        self.tokens = {place: one for place, one in self.tokens.items() if place[0] != body.user}
         return "OK"
+
+    def _of_tokens(self, request: Request, body: GetDelegationToken | CancelDelegationToken, index: int) -> str:
+        name, caller = self.signers[xxh3_128_digest(encode(request))], request.caller
+        if name.number or (isinstance(body, GetDelegationToken) and not name.generation):
+            return PERMISSION_DENIED
+        if isinstance(body, GetDelegationToken):
+            self.tokens[caller, index] = name.generation
+            return "OK"
+        if caller not in (body.owner, OPERATOR.user):
+            return PERMISSION_DENIED
+        if self.tokens.pop((body.owner, body.number), None) is None:
+            return "INVALID_TOKEN"
+        self.ended.add((body.owner, body.number))
+        return "OK"
+
+    def _check_identities(self) -> None:
+        users, tokens = {}, {}
+        for (family, _), value in self.rows.items():
+            row = decode(value) if family == IDENTITY_TABLE else None
+            if isinstance(row, UserRow):
+                users[row.user] = row.generation, row.previous_generation
+            elif isinstance(row, TokenRow):
+                tokens[row.owner, row.number] = row.generation
+        if (users, tokens) != (self.users, self.tokens):
+            raise Violation(f"users and tokens are {users}, {tokens}, and should be {self.users}, {self.tokens}")
 
     def check_model(self) -> None:
         super().check_model()
+        self._check_identities()
         expected: dict[tuple[str, ...], Entries] = {}
         for name, volume in self.rights.volumes.items():
             expected[VOLUME_TABLE, name] = volume.entries
@@ -244,6 +340,12 @@ class CallersWorld(World):
         self.signed: set[bytes] = set()
         self.removed: set[str] = set()
         self.credentials: dict[str, Credentials] = {}
+        self.held: dict[str, list[Credentials]] = {user: [] for user in USERS}
+        """All that a user was ever given: former secrets and tokens too, ended ones among them."""
+        self.signers: dict[bytes, TokenName] = {}
+        """By the hash of a request: what it was signed with."""
+        self._asked: dict[tuple[bytes, int], Credentials] = {}
+        """By client and call: what a request for a token was signed with, which the token is derived from."""
         super().__init__(say)
         self.clients = [SignedClient(self, number + 1, OPERATOR.user) for number in range(len(self.clients))]
         self.users = {user: SignedClient(self, number + 10, user) for number, user in enumerate(USERS)}
@@ -251,8 +353,9 @@ class CallersWorld(World):
     def new_truth(self) -> Truth:
         base = super().new_truth()
         return CallersTruth(
-            base.requests, base.seen, base.max_batch_requests, base.pipelines, signed=self.signed, removed=self.removed
-        )
+            base.requests, base.seen, base.max_batch_requests, base.pipelines, signed=self.signed, removed=self.removed,
+            signers=self.signers,
+        )  # fmt: skip
 
     def new_requests(self) -> RequestPartition:
         found = SignedPartition(self.broker_ms)
@@ -274,23 +377,40 @@ class CallersWorld(World):
             client.calls.abandon()
         super().heal()
 
-    def happened(self, body: RequestBody, index: int) -> None:
-        """The operator hears that a user was made, and gives it its secret."""
-        if isinstance(body, CreateUser):
-            name = TokenName(user=body.user, generation=index, number=0)
-            self.credentials[body.user] = credentials_of(SECRET, name)
+    def happened(self, body: RequestBody, answer: Response) -> None:
+        """Somebody hears that a user has another secret, or a token, and keeps it."""
+        if isinstance(body, CreateUser | RotateUser):
+            made = credentials_of(SECRET, TokenName(user=body.user, generation=answer.index, number=0))
+            self.credentials[body.user] = made
+            self.held[body.user].append(made)
+        elif isinstance(body, GetDelegationToken):
+            own = self._asked[answer.client_id, answer.call_id]
+            self.held[own.user].append(own.of_token(answer.index))
+
+    def _signer(self, request: Request, digest: bytes) -> Credentials | None:
+        """Return what a request is signed with: mostly the newest secret of its caller, at times another or a token."""
+        if request.caller == OPERATOR.user:
+            return OPERATOR
+        held = self.held.get(request.caller)
+        if held and not isinstance(request.body, GetDelegationToken) and digest[0] < 100:
+            return held[digest[1] % len(held)]
+        return self.credentials.get(request.caller)
 
     def register(self, value: bytes) -> bytes:
         """Sign a request as its caller, or prove it."""
-        request = decode_as(Request, value)
-        own = OPERATOR if request.caller == OPERATOR.user else self.credentials.get(request.caller)
+        request, digest = decode_as(Request, value), xxh3_128_digest(value)
+        own = self._signer(request, digest)
         is_for_members = is_privileged(request.body)
         if is_for_members and own is OPERATOR:
             self.keyring[value] = SECRET.proof(value)
         elif own is not None:
             self.keyring[value] = sealed_key(own, value)
+        if own is not None:
+            self.signers[digest] = own.name
+            if isinstance(request.body, GetDelegationToken):
+                self._asked[request.client_id, request.call_id] = own
         if own is OPERATOR or (own is not None and not is_for_members):
-            self.signed.add(xxh3_128_digest(value))
+            self.signed.add(digest)
         return super().register(value)
 
     def forged(self, value: bytes, key: bytes | None) -> None:
@@ -329,6 +449,22 @@ class CallerFaults(Faults):
 
     def remove_user(self, number: int) -> None:
         self.world.begin(self.world.clients[0], RemoveUser(user=USERS[number % len(USERS)]))
+
+    def rotate_user(self, number: int) -> None:
+        user, overlap_ms = USERS[number % len(USERS)], OVERLAPS_MS[number // 2 % len(OVERLAPS_MS)]
+        self.world.begin(self.world.clients[0], RotateUser(user=user, overlap_ms=overlap_ms))
+
+    def get_token(self, number: int) -> None:
+        self.world.begin(self.world.users[USERS[number % len(USERS)]], GetDelegationToken())
+
+    def cancel_token(self, number: int) -> None:
+        """The owner, another user or the operator cancels a token that there is, or was, or never was."""
+        world = self.world
+        tokens = [one.name for held in world.held.values() for one in held if one.name.number]
+        name = tokens[number % len(tokens)] if tokens else TokenName(user=USERS[0], generation=1, number=1)
+        owner, other = world.users[name.user], world.users[USERS[number // 8 % len(USERS)]]
+        client = (owner, owner, other, world.clients[0])[number // 16 % 4]
+        world.begin(client, CancelDelegationToken(owner=name.user, number=name.number))
 
     def forge(self, number: int) -> None:
         world, rng = self.world, random.Random(number)

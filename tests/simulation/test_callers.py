@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from om_processors.execution.requests import identity
 from om_processors.identity import identities
-from om_processors.namespace import access
+from om_processors.namespace import access, users
 from om_processors.namespace.access import AclAuthorizer
 from schemas.access import acl
+from schemas.access.credentials import MAX_NUMBER
 from schemas.access.signatures import Seal
+from schemas.records.identity import TokenRow, UserRow
 from tests.simulation.callers import simulate_callers
 from tests.simulation.truth import Violation
 
@@ -19,6 +25,8 @@ SEEDS, MORE_SEEDS, CHUNK = 12, 612, 100
 WANTED = (
     "forged", "let through: operator", "let through: user", "at the gate: PERMISSION_DENIED", "rights: user denied",
     "rights: user not denied", "lists compared", "CreateUser: OK", "RemoveUser: OK", "ChangeAcl: OK", "ChangeAcl: refused",
+    "RotateUser: OK", "let through: former secret", "GetDelegationToken: OK", "let through: token",
+    "CancelDelegationToken: OK", "CancelDelegationToken: refused",
 )  # fmt: skip
 
 
@@ -72,12 +80,39 @@ def a_delete_needs_no_write_on_the_bucket(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(access, "IN_BUCKET", {**access.IN_BUCKET, acl.DELETE: acl.READ})
 
 
+def former_secrets_are_taken_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get_user(rows: Any, user: str) -> UserRow | None:
+        row = users.get_user(rows, user)
+        return None if row is None else replace(row, previous_until_ms=MAX_NUMBER)
+
+    monkeypatch.setattr(identities, "users", SimpleNamespace(get_user=get_user, get_token=users.get_token))
+
+
+def cancelled_tokens_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: dict[tuple[str, int], TokenRow] = {}
+
+    def get_token(rows: Any, owner: str, number: int) -> TokenRow | None:
+        row = users.get_token(rows, owner, number)
+        if row is not None:
+            known[owner, number] = row
+        return row or known.get((owner, number))
+
+    monkeypatch.setattr(identities, "users", SimpleNamespace(get_user=users.get_user, get_token=get_token))
+
+
+def a_token_makes_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        identity, "_standing_of_owner", lambda prepared, _: replace(prepared.standing, generation=1, token=0)
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "plant", [
         everything_is_signed, findings_are_believed_for_ever, any_client_id_will_do, everybody_may_everything,
-        a_delete_needs_no_write_on_the_bucket,
+        a_delete_needs_no_write_on_the_bucket, former_secrets_are_taken_for_ever, cancelled_tokens_are_believed,
+        a_token_makes_tokens,
     ],
 )  # fmt: skip
 def test_a_planted_mistake_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch):

@@ -28,7 +28,10 @@ from stratolog.local.kafka import KafkaCluster, Listener
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+ALL: dict[str, dict[str, Any]] = COMPOSE["services"]
+SERVICES = {name: one for name, one in ALL.items() if "secure" not in one["profiles"]}
+SECURE = {name: one for name, one in ALL.items() if "secure" in one["profiles"]}
+"""See test_compose_secure.py."""
 BROKERS = ("kafka1", "kafka2", "kafka3")
 NODES = ("om1", "om2", "om3")
 DATANODES = ("dn1", "dn2", "dn3")
@@ -60,18 +63,18 @@ def test_without_a_profile_the_core_starts() -> None:
     assert (ROOT / ".env").read_text().splitlines()[-1] == "COMPOSE_PROFILES=core"
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", ALL)
 def test_every_service_has_a_health_check_and_a_pinned_image(name: str) -> None:
-    service = SERVICES[name]
+    service = ALL[name]
     check = service["healthcheck"]
     assert check["test"][0] in {"CMD", "CMD-SHELL"}
     assert {"interval", "timeout", "retries"} <= set(check)
     assert re.fullmatch(r"[a-z/-]+:v?[0-9]+(\.[0-9]+){2}", service["image"])
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", ALL)
 def test_every_service_is_bounded_and_nobody_is_root(name: str) -> None:
-    service = SERVICES[name]
+    service = ALL[name]
     assert re.fullmatch(r"[0-9]+[mg]", service["mem_limit"])
     assert 0 < service["cpus"] <= 2
     assert service["pids_limit"] > 0
@@ -83,7 +86,7 @@ def test_every_service_is_bounded_and_nobody_is_root(name: str) -> None:
 
 def test_our_services_run_as_the_images_user() -> None:
     (uid,) = re.findall(r"^USER ([0-9:]+)$", dockerfile(), re.MULTILINE)
-    assert {SERVICES[name]["user"] for name in OUR_IMAGE} == {uid}
+    assert {ALL[name]["user"] for name in (*OUR_IMAGE, *SECURE)} == {uid}
     assert f"useradd --uid {uid.partition(':')[0]} " in dockerfile()
 
 
@@ -134,7 +137,7 @@ def test_every_volume_is_declared_and_used_once() -> None:
     used = [volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])]
     shared = {SECRET_VOLUME, AUDIT_VOLUME}
     own = [volume for volume in used if volume not in shared and not volume.startswith("./")]
-    assert sorted([*own, *shared]) == sorted(COMPOSE["volumes"])
+    assert sorted([*own, *shared]) == sorted(name for name in COMPOSE["volumes"] if not name.startswith("secure-"))
     assert all((ROOT / volume).exists() for volume in used if volume.startswith("./"))
     assert {name for name in SERVICES if f"{AUDIT_VOLUME}:/data" in SERVICES[name].get("volumes", [])} == {
         "audit",
@@ -160,7 +163,7 @@ def test_all_members_have_the_secret_that_one_service_makes() -> None:
 
 
 def test_ports_are_the_machines_own_only() -> None:
-    for service in SERVICES.values():
+    for service in ALL.values():
         for port in service.get("ports", []):
             assert port.startswith("127.0.0.1:")
 
@@ -274,7 +277,8 @@ def test_the_dashboards_command_is_one() -> None:
 
 def test_the_image_holds_all_packages_and_the_jars_where_they_are_looked_for() -> None:
     text = dockerfile()
-    assert f"/var/cache/stratolog/jars/spark-{SPARK_VERSION}" in text
+    assert f"/jars /var/cache/stratolog/jars/spark-{SPARK_VERSION}\n" in text
+    assert f"/kafka-jars /var/cache/stratolog/jars/kafka-{KAFKA_VERSION}\n" in text
     assert "STRATOLOG_CACHE_DIR=/var/cache/stratolog" in text
     assert "COPY pyproject.toml README.md LICENSE requirements-dev.lock ./" in text
     # `docs` and `mutation` are for the repository; `dev` too.
@@ -309,7 +313,7 @@ def test_the_image_does_not_run_among_its_sources() -> None:
 @pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
 def test_docker_compose_accepts_it() -> None:
     """It needs no engine for that. What it read has the profiles, limits and users that the file means."""
-    chosen = [word for profile in PROFILES for word in ("--profile", profile)]
+    chosen = [word for profile in (*PROFILES, "secure") for word in ("--profile", profile)]
     done = subprocess.run(
         ["docker-compose", *chosen, "config"], capture_output=True, text=True, check=False, cwd=ROOT, timeout=120
     )
@@ -318,5 +322,6 @@ def test_docker_compose_accepts_it() -> None:
     assert {profile: {name for name, one in found.items() if profile in one["profiles"]} for profile in PROFILES} == (
         PROFILES
     )
-    assert all(found[name]["user"] == SERVICES[name]["user"] for name in SERVICES)
+    assert {name for name, one in found.items() if "secure" in one["profiles"]} == set(SECURE)
+    assert all(found[name]["user"] == ALL[name]["user"] for name in ALL)
     assert all(one["mem_limit"] and one["healthcheck"]["test"] for one in found.values())

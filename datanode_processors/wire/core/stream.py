@@ -3,7 +3,8 @@
 Rules
     1. The routes are a spanning tree: at most MAX_ROUTES datanodes, each named once. The first is the root (the
        primary). Every child is one of them, has one parent, and is reached from the root. This datanode is among them.
-       Any other routes are refused whole.
+       Any other routes are refused whole. In TLS every child is a member of the block's pipeline, and is called where
+       the Object Manager says that it is: the routes' addresses are not looked at (``reached_at``).
     2. OPEN is acknowledged once this node has its block open and every child has acknowledged OPEN.
     3. Packets lie one after the other from OPEN's offset on, up to the length of the block's token, their sequence
        numbers rise, and no more than the window is in flight. A packet that does not fit ends the stream
@@ -20,8 +21,8 @@ Offsets are in bytes. Every violation raises :class:`BlockError`. The functions 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from datanode_processors.errors import BlockError
 from schemas import stream_errors
@@ -102,6 +103,15 @@ def place_in(routes: Sequence[Route], own: str) -> Place:
         Below(datanode=name, address=by_name[name].address, height=heights[name]) for name in by_name[own].children
     )
     return Place(is_root=own == root, children=children)
+
+
+def reached_at(place: Place, address_of: Callable[[str], str]) -> Place:
+    """Return a place whose children are at the addresses that are known here, whatever the routes say.
+
+    Where peers are known by certificates, no client says which address a datanode calls. ``address_of`` raises
+    BlockError for a name that is no member of the pipeline.
+    """
+    return replace(place, children=tuple(replace(one, address=address_of(one.datanode)) for one in place.children))
 
 
 def _heights(routes: dict[str, Route], root: str) -> dict[str, int]:

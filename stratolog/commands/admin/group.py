@@ -13,7 +13,7 @@ from stratolog.commands.admin import fleet, members, modes, transfer, trim, unfl
 from stratolog.commands.admin.digest_base import digest_base
 from stratolog.commands.admin.nodes import rebuild, start_node, stop_node
 from stratolog.commands.admin.secret import make_cluster_secret
-from stratolog.commands.brokers import kafka_user
+from stratolog.commands.brokers import kafka_rights, kafka_user
 from stratolog.commands.certificates import certificate, keys
 from stratolog.commands.identity import users
 from stratolog.commands.identity.block_tokens import register as register_block_tokens
@@ -38,6 +38,7 @@ def register(app: typer.Typer) -> None:
     trim.register(group)
     fleet.register(group)
     kafka_user.register(group)
+    kafka_rights.register(group)
     users.register(group)
     register_block_tokens(group)
     certificate.register(group)

@@ -47,7 +47,7 @@ def add(
     context: typer.Context, name: NameArgument, *, file: FileOption = None, as_json: JsonOption = False
 ) -> None:  # fmt: skip
     """Make a user: a password in a file, the right to send requests, a topic for responses that nobody else reads."""
-    settings = _secure(context)
+    settings = secure_settings(context)
     path, keys = _place(settings, name, file)
     plan = topic_plan(settings)
     made = add_user(
@@ -61,7 +61,7 @@ def rotate(
     context: typer.Context, name: NameArgument, *, file: FileOption = None, as_json: JsonOption = False
 ) -> None:  # fmt: skip
     """Give a user a new password, in the same file. Open connections stay; who is refused reads the file again."""
-    settings = _secure(context)
+    settings = secure_settings(context)
     admin = admin_of(settings.connection)
     if name not in users(admin, may_ask=True):
         raise UsageError(f"no user {name!r}: 'stratolog admin kafka-user add {name}' makes one")
@@ -86,7 +86,7 @@ def remove(
     context: typer.Context, name: NameArgument, *, file: FileOption = None, as_json: JsonOption = False
 ) -> None:  # fmt: skip
     """Remove a user, with his rights, his password's file and his responses. Open connections lose their rights."""
-    settings = _secure(context)
+    settings = secure_settings(context)
     path, _ = _place(settings, name, file)
     was_there = remove_user(admin_of(settings.connection), name, path)
     _say(f"user {name} {'is removed' if was_there else 'was not there'}",
@@ -95,7 +95,7 @@ def remove(
 
 def list_(context: typer.Context, *, as_json: JsonOption = False) -> None:
     """Show the users who have a password."""
-    found = users(admin_of(_secure(context).connection), may_ask=True)
+    found = users(admin_of(secure_settings(context).connection), may_ask=True)
     _say("\n".join(found) or "no users", {"users": found}, as_json=as_json)
 
 
@@ -107,7 +107,8 @@ def _place(settings: Settings, name: str, file: Path | None) -> tuple[Path, KeyE
     return password_file(settings.data_dir, check_name(name)), settings.keys()
 
 
-def _secure(context: typer.Context) -> Settings:
+def secure_settings(context: typer.Context) -> Settings:
+    """Return the settings that reach brokers which know who asks; raises UsageError, Unavailable for others."""
     settings = connected_settings_of(context)
     check_brokers(settings)
     if not settings.connection.has_tls or not are_acls_kept(admin_of(settings.connection)):

@@ -1,6 +1,7 @@
-"""``admin keys status|encrypt|rotate|decrypt``: the key under which keys and secrets are encrypted in their files.
+"""``admin keys make|status|encrypt|rotate|decrypt``: keys of a cluster, and the key under which they are encrypted.
 
-What is done to a stack's files is in ``stratolog.brokers.at_rest``; each command may be killed, and given again.
+What is done to a stack's files is in ``stratolog.brokers.at_rest``, what a cluster elsewhere needs in
+``stratolog.brokers.cluster_keys``; each command may be killed, and given again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import typer
 
 from schemas.kafka.connection import KEY_PASSWORD_FILE
 from stratolog.brokers import at_rest
+from stratolog.brokers.cluster_keys import make_cluster_keys
 from stratolog.commands.common.invocation import JsonOption, settings_of
 from stratolog.commands.common.output import console, print_json, print_table
 from stratolog.configuration.loading import load_settings
@@ -31,11 +33,30 @@ FileOption = Annotated[
 def register(group: typer.Typer) -> None:
     """Add the commands."""
     own = typer.Typer(no_args_is_help=True, help="The key under which keys and secrets are encrypted in their files.")
+    own.command("make")(make)
     own.command("status")(status)
     own.command("encrypt")(encrypt)
     own.command("rotate")(rotate)
     own.command("decrypt")(decrypt)
     group.add_typer(own, name="keys")
+
+
+def make(
+    context: typer.Context,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where processes find their keys, and nobody else looks.")
+    ],
+    *, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Make the keys and secrets of a cluster that runs in containers or on other machines, as the settings name it.
+
+    The authority's key stays in 'data_dir', the key under which all are encrypted in 'key_encryption_file'. Given
+    again, it renews certificates with a third of their time left, and leaves all else as it is.
+    """
+    settings = settings_of(context)
+    done = make_cluster_keys(settings, folder.absolute())
+    key_file = settings.key_encryption_file or default_file(settings.data_dir)
+    _say("made", done, f"they are encrypted under {key_file}, which each process reads, too", as_json)
 
 
 def status(context: typer.Context, *, as_json: JsonOption = False) -> None:

@@ -1,15 +1,15 @@
 """Fuzzed frames, records and requests on every port of a real secure stack: nothing stops, and nothing is allowed.
 
-    python -m tests.chaos.fuzz [--frames 1000000] [--seed 1] [--only kafka direct http datanode]
+    python -m tests.chaos.fuzz [--frames 100000] [--rounds 10] [--seed 1] [--only kafka direct http datanode]
 
 One broker, one node and three datanodes, as ``up --secure`` starts them, with ``auth = signed``. A vault has keys in the
 row and in blocks. The attacker is mallory: the brokers and the nodes know the user, a certificate of the role ``client``
 is there, and there are no rights. For each kind of port a process of its own sends so many frames: as a stranger in
-clear, as one in TLS, with the certificate alone, and as mallory. Another client writes and reads beside it.
+clear, as one in TLS, with the certificate alone, and as mallory. Another client writes and reads beside it. Each round has a seed of its own, on the same stack.
 
-A JSON line for each kind: ``sent``, ``answered``, ``refused``, ``closed`` (connections that the other side ended), ``told``
-(by reason), ``memory_mib`` of each process before and at most, the other client's times. What must hold, or the exit
-status is 1:
+A JSON line for each round of each kind: ``sent``, ``answered``, ``refused``, ``closed`` (connections that the other side ended), ``told``
+(by reason), ``memory_mib`` of each process before and at most, ``processor_s`` that each used, the other client's times.
+What must hold, or the exit status is 1:
 
 - ``allowed`` is 0: no answer is an OK, a page or a byte that a stranger, or mallory, has no right to.
 - ``leaked`` is 0: nothing that the attacker hears has the word that is in every byte of the vault.
@@ -64,7 +64,7 @@ def run_one(fuzzed: FuzzedStack, port: str, frames: int, seed: int, folder: Path
     ]  # fmt: skip
     begun_s = time.monotonic()
     honest = Honest(fuzzed)
-    with fuzzed.watched() as held, honest.at_work():
+    with fuzzed.watched() as held, fuzzed.working() as worked, honest.at_work():
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     told: dict[str, int] = json.loads(done.stdout or "{}")
     for number, size in enumerate((SMALL_BYTES, LARGE_BYTES)):
@@ -74,7 +74,7 @@ def run_one(fuzzed: FuzzedStack, port: str, frames: int, seed: int, folder: Path
         "port": port, "seconds": round(time.monotonic() - begun_s, 1), **{what: told.pop(what, 0) for what in COUNTS},
         "told": dict(sorted(told.items(), key=lambda one: -one[1])[:MOST_REASONS]), "changed": fuzzed.changes(),
         "wrong": fuzzed.troubles() + fuzzed.not_attacked() + fuzzed.too_large(held) + (["the attacker ended"] if done.returncode else []),
-        "memory_mib": held, "stood_still_s": round(fuzzed.stood_still_s, 1), "log_mib": fuzzed.log_mib(), "other_client": {
+        "memory_mib": held, "processor_s": worked, "stood_still_s": round(fuzzed.stood_still_s, 1), "log_mib": fuzzed.log_mib(), "other_client": {
             "calls": len(times), "failed": honest.failed[:5], "p50_ms": round(times[len(times) // 2], 1),
             "most_ms": round(times[-1], 1),
         },
@@ -87,20 +87,22 @@ def is_sound(line: dict[str, Any]) -> bool:
     return not (any(line[what] for what in ZERO) or line["changed"] or line["wrong"] or line["other_client"]["failed"])
 
 
-def campaign(ports: list[str], frames: int, seed: int, folder: Path) -> list[dict[str, Any]]:
-    """Attack one kind of port after the other; return the lines, and print each as it is there."""
+def campaign(ports: list[str], frames: int, seed: int, folder: Path, rounds: int = 1) -> list[dict[str, Any]]:
+    """Attack one kind of port after the other, in rounds; return the lines, and print each as it is there."""
     lines = []
     with FuzzedStack.start(folder) as fuzzed:
         for port in ports:
-            lines.append(run_one(fuzzed, port, frames, seed, folder))
-            print(json.dumps(lines[-1]), flush=True)
+            for number in range(rounds):
+                lines.append({"seed": seed + number, **run_one(fuzzed, port, frames, seed + number, folder)})
+                print(json.dumps(lines[-1]), flush=True)
     return lines
 
 
 def main() -> int:
     """Attack a stack of its own, or be an attacker."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--frames", type=int, default=1_000_000, help="for each kind of port")
+    parser.add_argument("--frames", type=int, default=100_000, help="for each round of each kind of port")
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="+", choices=list(ATTACKS))
     parser.add_argument("--attack", choices=list(ATTACKS), help=argparse.SUPPRESS)
@@ -109,7 +111,7 @@ def main() -> int:
     if options.attack:
         return attack(options.attack, options.frames, options.seed, options.arms)
     with tempfile.TemporaryDirectory(prefix="stratolog-fuzz-") as folder:
-        lines = campaign(options.only or list(ATTACKS), options.frames, options.seed, Path(folder))
+        lines = campaign(options.only or list(ATTACKS), options.frames, options.seed, Path(folder), options.rounds)
     return int(not all(map(is_sound, lines)))
 
 

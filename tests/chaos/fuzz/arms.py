@@ -6,17 +6,20 @@ import json
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from schemas.access.credentials import Credentials, parse_credentials
 
 TIMEOUT_S = 15.0
 LAST_WORDS_S = 2.0
 RECEIVE_BYTES = 256 * 1024
+THREADS = 32
+"""Attackers at once; each has connections of its own."""
 MALLORY = "mallory"
 """The user who attacks: known to brokers and nodes, with a certificate, and without any right."""
 
@@ -81,46 +84,80 @@ def context_of(arms: Arms, *, known: bool) -> ssl.SSLContext:
     return context
 
 
-@contextmanager
-def line_to(address: str, context: ssl.SSLContext | None) -> Iterator[socket.socket]:
-    """Connect, in clear without a ``context``; the connection is ended in the end, by a reset if it hangs."""
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), TIMEOUT_S) as sock:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if context is None:
-            yield sock
+class Line:
+    """A connection of an attacker, in clear or in TLS, which it keeps for as long as the other side does."""
+
+    def __init__(self, address: str, context: ssl.SSLContext | None, told: Told, canary: str) -> None:
+        """Connect; raises OSError."""
+        self.told = told
+        self._canary = canary.encode()
+        host, _, port = address.rpartition(":")
+        told["connections"] += 1
+        sock = socket.create_connection((host, int(port)), TIMEOUT_S)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sock = sock if context is None else context.wrap_socket(sock, server_hostname=host)
+        except BaseException:
+            sock.close()
+            raise
+
+    def say(self, data: bytes) -> None:
+        """Send all that the peer takes."""
+        self._sock.settimeout(TIMEOUT_S)
+        with suppress(OSError):
+            self._sock.sendall(data)
             return
-        with context.wrap_socket(sock, server_hostname=host) as secured:
-            yield secured
+        self.told["cut off while sending"] += 1
+
+    def hear_until(self, is_enough: Callable[[bytearray], bool], wait_s: float = LAST_WORDS_S) -> tuple[bytes, bool]:
+        """Return what the peer says, and whether that is enough; if not, the peer is silent or gone."""
+        told = self.told
+        self._sock.settimeout(wait_s)
+        heard = bytearray()
+        ended = "silent"
+        try:
+            while not is_enough(heard):
+                if not (piece := self._sock.recv(RECEIVE_BYTES)):
+                    ended = "closed"
+                    break
+                heard += piece
+            else:
+                ended = "enough"
+        except TimeoutError:
+            pass
+        except OSError:
+            ended = "closed"
+        finally:
+            told["leaked"] += self._canary in heard
+        told["closed"] += ended == "closed"
+        told["silent"] += ended == "silent"
+        return bytes(heard), ended == "enough"
+
+    def close(self) -> None:
+        """End the connection."""
+        self._sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-def heard_until(sock: socket.socket, is_enough: Any, told: Told, canary: str, *, wait_s: float = LAST_WORDS_S) -> bytes:
-    """Return what the peer says until it is enough, or the peer is silent or gone."""
-    sock.settimeout(wait_s)
-    heard = bytearray()
-    ended = "silent"
-    try:
-        while not is_enough(heard):
-            if not (piece := sock.recv(RECEIVE_BYTES)):
-                ended = "closed"
-                break
-            heard += piece
-        else:
-            ended = "enough"
-    except TimeoutError:
-        pass
-    except OSError:
-        ended = "closed"
-    told["closed"] += ended == "closed"
-    told["silent"] += ended == "silent"
-    told["leaked"] += canary.encode() in heard
-    return bytes(heard)
+Attack = Callable[[int, int, Told], None]
+"""Sends so many frames, as the thread of a number, and counts."""
 
 
-def say(sock: socket.socket, data: bytes, told: Told) -> None:
-    """Send all that the peer takes."""
-    sock.settimeout(TIMEOUT_S)
-    with suppress(OSError):
-        sock.sendall(data)
-        return
-    told["cut off while sending"] += 1
+def by_many(attack: Attack, frames: int, told: Told, threads: int = THREADS) -> None:
+    """Have threads attack at once, each with its share of the frames: while one waits for an answer others send.
+
+    Raises what one of them has raised.
+    """
+    counts: list[Told] = [Counter() for _ in range(threads)]
+    share = -(-frames // threads)
+    with ThreadPoolExecutor(threads) as pool:
+        futures = [pool.submit(attack, number, share, counts[number]) for number in range(threads)]
+        for future in futures:
+            future.result()
+    for one in counts:
+        told.update(one)

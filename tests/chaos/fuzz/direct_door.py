@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import ssl
 import time
+from collections.abc import Callable, Sequence
 
+from schemas.access.credentials import Credentials
 from schemas.access.signatures import user_authorization
 from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.codecs.envelopes import responses_in
@@ -24,69 +26,102 @@ from schemas.door.talk import DoorRole, DoorTalk
 from schemas.records.datanode import StreamError
 from schemas.records.door import DoorRead, DoorRows
 from schemas.records.messages import CreateVolume, Request
-from tests.chaos.fuzz.arms import Arms, Told, context_of, heard_until, line_to, say
+from tests.chaos.fuzz.arms import Arms, Line, Told, by_many, context_of
 from tests.chaos.fuzz.kafka_door import count_answer
 from tests.chaos.fuzz.requests import WildRequests
 from tests.chaos.fuzz.wild import Wild
 from tests.support.om.door_fuzz import HELLOS, mutate
 
-TOGETHER = 64
-"""Frames on one connection, unless one of them ends it."""
+TOGETHER = 100
+"""Frames that are sent together, at most: a connection goes on with the next ones if nothing has ended it."""
+ENDERS = 0.5
+"""How often a frame with changed bytes follows: most such end their connection."""
+WHOLE_S = 10.0
+"""How long the node may be silent before it has answered all that was sent together."""
 LAST_CALL = 2**45
 END = door_frame(DoorKind.REQUESTS, encode(Request(
     client_id=bytes(16), call_id=LAST_CALL, first_sent_at_ms=0, answered_below=0, reply_partition=0, caller="mallory",
     body=CreateVolume(volume="last"),
 )))  # fmt: skip
-TURNED = 0.01
-"""Share of frames, and of requests, with changed bytes: most such end their connection."""
 STRANGERS = 0.15
-"""Share of connections of those who are not let in."""
+"""Share of what is sent together by those who are not let in."""
+LAST_WORDS_S = 0.5
+"""How long what is said to a frame that ends a connection is waited for."""
 
 
 def attack(arms: Arms, frames: int, seed: int, told: Told) -> None:
     """Send so many frames."""
-    rng = random.Random(f"direct {seed}")
-    made = WildRequests(arms, rng, turned=TURNED)
-    wild = Wild(
-        rng,
-        arms.words()
-        | {
-            "limit": [0, 3],
-            "index": [0],
-            "keys": [list(arms.keys)],
-            "consistency": ["stale", "linearizable", "session"],
-        },
-    )
+    by_many(lambda number, share, own: _attack(arms, share, f"direct {seed} {number}", own), frames, told)
+
+
+def _attack(arms: Arms, frames: int, seed: str, told: Told) -> None:
+    rng = random.Random(seed)
+    made = WildFrames(arms, rng)
     known, unknown = context_of(arms, known=True), context_of(arms, known=False)
+    signer = arms.signer()
+    kept: DoorLine | None = None
     while told["sent"] < frames:
-        sent = [_frame(rng, made, wild) for _ in range(rng.randrange(1, TOGETHER))]
-        told["sent"] += len(sent)
-        told["connections"] += 1
+        sent = [made.frame() for _ in range(rng.randrange(1, TOGETHER))]
+        ender = made.ender() if rng.random() < ENDERS else b""
+        told["sent"] += len(sent) + bool(ender)
         try:
             if rng.random() < STRANGERS:
-                _as_stranger(arms, rng, rng.choice((None, unknown, known)), b"".join(sent), told)
+                _as_stranger(arms, rng, rng.choice((None, unknown, known)), b"".join(sent) + ender, told)
+                continue
+            line, kept = kept, None
+            if line is None:
+                line = DoorLine(arms, known, signer, told)
+                if not line.is_let_in or not line.greet(rng):
+                    line.close()
+                    continue
+            if line.talk(sent, ender):
+                kept = line
             else:
-                _as_user(arms, rng, known, sent, told)
+                line.close()
         except OSError as error:
             told["closed"] += 1
             told[f"connection: {type(error).__name__}"] += 1
+    if kept is not None:
+        kept.close()
 
 
-def _frame(rng: random.Random, made: WildRequests, wild: Wild) -> bytes:
-    shard = 0 if rng.random() < 0.998 else rng.randrange(2**32)
-    number = rng.randrange(2**32)
-    try:
-        if rng.random() < 0.3:
-            frame = door_frame(DoorKind.READ, encode(wild.record(DoorRead)), shard=shard, number=number)
-        else:
+class WildFrames:
+    """Makes frames of the direct door."""
+
+    def __init__(self, arms: Arms, rng: random.Random) -> None:
+        self._rng = rng
+        self._made = WildRequests(arms, rng, turned=0)
+        self._broken = WildRequests(arms, rng, turned=1)
+        words = {
+            "limit": [0, 3], "index": [0], "keys": [list(arms.keys)], "consistency": ["stale", "linearizable", "session"],
+        }  # fmt: skip
+        self._wild = Wild(rng, arms.words() | words)
+
+    def frame(self) -> bytes:
+        """Return a frame that is whole, so that the connection goes on."""
+        return self._frame(self._made, 0)
+
+    def ender(self) -> bytes:
+        """Return a frame that ends most connections: of a shard that there is not, or with changed bytes."""
+        rng = self._rng
+        shard = 0 if rng.random() < 0.9 else rng.randrange(2**32)
+        if rng.random() < 0.5:
+            return self._frame(self._broken, shard)
+        return mutate(rng, self._frame(self._made, shard))
+
+    def _frame(self, made: WildRequests, shard: int) -> bytes:
+        rng = self._rng
+        number = rng.randrange(2**32)
+        try:
+            if rng.random() < 0.3:
+                return door_frame(DoorKind.READ, encode(self._wild.record(DoorRead)), shard=shard, number=number)
             key, value, _ = made.record()
             if key is not None and len(key) > MAX_KEY_BYTES:
                 key = key[:MAX_KEY_BYTES]
             kind, payload = (DoorKind.REQUESTS, value) if key is None else (DoorKind.KEYED, keyed(key, value))
-            frame = door_frame(kind, payload, shard=shard, number=number)
-    except (ValueError, BadDoorFrame):
-        frame = door_frame(DoorKind.REQUESTS, b"", number=number)
-    return mutate(rng, frame) if rng.random() < TURNED else frame
+            return door_frame(kind, payload, shard=shard, number=number)
+        except (ValueError, BadDoorFrame):
+            return door_frame(DoorKind.REQUESTS, b"", number=number)
 
 
 def _upgrade(arms: Arms, authorization: str | None) -> bytes:
@@ -103,9 +138,9 @@ def _as_stranger(arms: Arms, rng: random.Random, context: ssl.SSLContext | None,
         (None, "Stratolog " + "0" * 64, f"Stratolog-User mallory:1 {time.time_ns() // 10**6} {'0' * 64}")
     )
     upgrade = _upgrade(arms, wrong) if rng.random() < 0.8 else b""
-    with line_to(arms.node, context) as sock:
-        say(sock, upgrade + HELLOS[DoorRole.CLIENT] + data, told)
-        heard = heard_until(sock, lambda said: b"}" in said, told, arms.canary)
+    with Line(arms.node, context, told, arms.canary) as line:
+        line.say(upgrade + HELLOS[DoorRole.CLIENT] + data)
+        heard, _ = line.hear_until(lambda said: b"}" in said)
     told["allowed"] += b"101 Switching" in heard
     if heard.startswith(b"HTTP/1.1 4"):
         told["answered"] += 1
@@ -113,32 +148,54 @@ def _as_stranger(arms: Arms, rng: random.Random, context: ssl.SSLContext | None,
         told[f"strangers told {heard[9:12].decode()}"] += 1
 
 
-def _as_user(arms: Arms, rng: random.Random, context: ssl.SSLContext, sent: list[bytes], told: Told) -> None:
-    signed = user_authorization(arms.signer(), "GET", arms.node, DOOR_PATH, time.time_ns() // 1_000_000)
-    hello = HELLOS[DoorRole.CLIENT] if rng.random() < 0.05 else DoorTalk(DoorRole.CLIENT, "c0ffee").hello()
-    if rng.random() < 0.03:
-        hello = mutate(rng, hello)
-    with line_to(arms.node, context) as sock:
-        say(sock, _upgrade(arms, signed), told)
-        head = heard_until(sock, lambda said: b"\r\n\r\n" in said, told, arms.canary, wait_s=10.0)
-        if b" 101 " not in head:
+class DoorLine(Line):
+    """A connection to the direct door, of the user who attacks."""
+
+    def __init__(self, arms: Arms, context: ssl.SSLContext, signer: Credentials, told: Told) -> None:
+        """Connect and ask for the upgrade."""
+        super().__init__(arms.node, context, told, arms.canary)
+        self.say(_upgrade(arms, user_authorization(signer, "GET", arms.node, DOOR_PATH, time.time_ns() // 1_000_000)))
+        head, _ = self.hear_until(lambda said: b"\r\n\r\n" in said, WHOLE_S)
+        self.is_let_in = b" 101 " in head
+        self._frames = DoorFrames(DoorRole.CLIENT.hears)
+        if not self.is_let_in:
             told[f"upgrade: {head[9:12].decode(errors='replace')}"] += 1
-            return
-        frames = DoorFrames(DoorRole.CLIENT.hears)
-        seen = [0]
+        for frame in self._frames.take(head.partition(b"\r\n\r\n")[2]):
+            _count(frame, told)
+
+    def greet(self, rng: random.Random) -> bool:
+        """Say HELLO, sometimes one that is not right; return whether the node hears what follows."""
+        hello = HELLOS[DoorRole.CLIENT] if rng.random() < 0.05 else DoorTalk(DoorRole.CLIENT, "c0ffee").hello()
+        if rng.random() >= 0.03:
+            self.say(hello)
+            return True
+        self.say(mutate(rng, hello) + END)
+        self.hear_until(self._is_over(), LAST_WORDS_S)
+        return False
+
+    def talk(self, sent: Sequence[bytes], ender: bytes) -> bool:
+        """Send frames and what may end the connection, hear the answers, and say whether it goes on."""
         # The end of a talk: requests of a connection are answered in order, unless one has ended the connection.
-        say(sock, hello + b"".join(sent) + END, told)
+        self.say(b"".join(sent) + END + ender)
+        _, goes_on = self.hear_until(self._is_over(), WHOLE_S)
+        if goes_on and ender:
+            counts = self._is_over()
+            self.hear_until(lambda said: counts(said) and False, LAST_WORDS_S)
+        return goes_on and not ender
+
+    def _is_over(self) -> Callable[[bytearray], bool]:
+        """Return what counts the frames that are heard, and says whether the last answer is among them."""
+        seen = 0
 
         def is_over(said: bytearray) -> bool:
-            fresh, seen[0] = bytes(said[seen[0] :]), len(said)
+            nonlocal seen
+            fresh, seen = bytes(said[seen:]), len(said)
             over = False
-            for frame in frames.take(fresh):
-                over |= _count(frame, told)
+            for frame in self._frames.take(fresh):
+                over |= _count(frame, self.told)
             return over
 
-        for frame in frames.take(head.partition(b"\r\n\r\n")[2]):
-            _count(frame, told)
-        heard_until(sock, is_over, told, arms.canary, wait_s=10.0)
+        return is_over
 
 
 def _count(frame: DoorFrame, told: Told) -> bool:

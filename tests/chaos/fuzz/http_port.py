@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import random
 import re
-import ssl
 import time
+from collections.abc import Sequence
 from urllib.parse import quote
 
 from schemas.access.signatures import user_authorization
-from tests.chaos.fuzz.arms import Arms, Told, context_of, heard_until, line_to, say
+from tests.chaos.fuzz.arms import Arms, Line, Told, by_many, context_of
 from tests.chaos.fuzz.wild import WORDS, changed
 
-TOGETHER = 40
+TOGETHER = 60
+"""Calls that are sent together, at most: a connection goes on with the next ones if nothing has ended it."""
+ENDERS = 0.5
+"""How often something follows that is no call, or lies about its length."""
+IN_CLEAR = 0.05
+"""Share of what is sent together, to a port that speaks TLS, in clear."""
+WHOLE_S = 5.0
+"""How long a server may be silent before it has answered all that was sent together."""
+LAST_WORDS_S = 0.5
+"""How long what is said to what is no call is waited for."""
 METHODS = (
     "GET",
     "GET",
@@ -59,6 +68,10 @@ ANSWER = re.compile(rb"HTTP/1\.[01] ([0-9]{3}) ")
 DATANODES = re.compile(r"dn[0-9]+")
 
 
+Call = tuple[bytes, str, str]
+"""The bytes of a call, its method and its target."""
+
+
 class WildCalls:
     """Makes calls of HTTP to one server."""
 
@@ -88,21 +101,19 @@ class WildCalls:
                     "%00",
                 )
             )
-        if rng.random() < 0.05:
-            path = "/" + "a" * rng.choice((300, 9_000))
-        return path
+        return "/" + "a" * 300 if rng.random() < 0.05 else path
 
-    def whole(self, who: str) -> tuple[bytes, str, str]:
+    def whole(self, who: str) -> Call:
         """Return a call whose framing is right, with its method and target."""
         rng = self._rng
-        method, target = rng.choice(METHODS[:12]), self.target()
+        method, target = rng.choice(METHODS[:11]), self.target()
         headers = [f"Host: {self._host if rng.random() < 0.9 else 'evil.example'}"]
         if (given := self._authorization(who, method, target)) is not None:
             headers.append(f"Authorization: {given}")
         if rng.random() < 0.1:
             headers.append(rng.choice((
-                "Origin: https://evil.example", "Sec-Fetch-Site: cross-site", "Upgrade: stratolog-door", "Range: bytes=0-",
-                "X-Forwarded-For: 127.0.0.1", f"Cookie: {'c' * 500}", "Expect: 100-continue", "Accept-Encoding: gzip",
+                "Origin: https://evil.example", "Sec-Fetch-Site: cross-site", "Range: bytes=0-",
+                "X-Forwarded-For: 127.0.0.1", f"Cookie: {'c' * 500}", "Accept-Encoding: gzip",
             )))  # fmt: skip
         body = rng.randbytes(rng.choice((0, 0, 10, 3_000))) if method not in ("GET", "HEAD", "OPTIONS") else b""
         if body and rng.random() < 0.5:
@@ -118,7 +129,7 @@ class WildCalls:
         rng, now_ms = self._rng, time.time_ns() // 1_000_000
         if who == "user" and rng.random() < 0.7:
             return user_authorization(self._signer, method, self._host, target, now_ms)
-        match rng.randrange(6):
+        match rng.randrange(5):
             case 0:
                 return user_authorization(self._signer, method, self._host, target, now_ms - 3_600_000)
             case 1:
@@ -127,21 +138,17 @@ class WildCalls:
                 return f"Stratolog {rng.randbytes(32).hex()}"
             case 3:
                 return f"Stratolog-User operator:0 {now_ms} {rng.randbytes(32).hex()}"
-            case 4:
-                return (
-                    changed(rng, b"Stratolog-User mallory:1 12 abc")
-                    .decode("latin-1")
-                    .translate({13: 32, 10: 32, 0: 32})
-                )
             case _:
                 return None
 
     def broken(self) -> bytes:
-        """Return what is no call, or lies about its length."""
+        """Return what a server's reader does not go on behind: no call, one that lies about its length, an odd one."""
         rng = self._rng
-        call, _, _ = self.whole("stranger")
-        head = f"POST {self.target()} HTTP/1.1\r\nHost: {self._host}\r\n".encode()
-        match rng.randrange(8):
+        call, method, _ = self.whole("stranger")
+        host = f"Host: {self._host}\r\n".encode()
+        head = f"POST {self.target()} HTTP/1.1\r\n".encode() + host
+        odd = f"GET {self.target()} HTTP/1.1\r\n".encode() + host
+        match rng.randrange(13):
             case 0 | 1:
                 return changed(rng, call)
             case 2:
@@ -157,6 +164,14 @@ class WildCalls:
                 )
             case 6:
                 return head + b"A: " + b"a" * 20_000 + b"\r\n\r\n"
+            case 7:
+                return odd + b"Authorization: " + changed(rng, b"Stratolog-User mallory:1 12 abc") + b"\r\n\r\n"
+            case 8:
+                return odd + rng.choice((b"Upgrade: stratolog-door", b"Expect: 100-continue")) + b"\r\n\r\n"
+            case 9:
+                return b"GET /" + b"a" * 9_000 + b" HTTP/1.1\r\n" + host + b"\r\n"
+            case 10 | 11:
+                return rng.choice(METHODS[11:]).encode() + call[len(method) :]
             case _:
                 return rng.randbytes(rng.randrange(1, 400))
 
@@ -176,44 +191,64 @@ def is_allowed(name: str, who: str, method: str, target: str, status: int) -> bo
 
 def attack(arms: Arms, frames: int, seed: int, told: Told) -> None:
     """Send so many calls, by turns to each server."""
-    rng = random.Random(f"http {seed}")
+    by_many(lambda number, share, own: _attack(arms, share, f"http {seed} {number}", own), frames, told)
+
+
+def _attack(arms: Arms, frames: int, seed: str, told: Told) -> None:
+    rng = random.Random(seed)
     contexts = {"user": context_of(arms, known=True), "stranger": context_of(arms, known=False)}
     names = sorted(arms.web)
     calls = {name: WildCalls(arms, rng, arms.web[name]) for name in names}
+    kept: dict[tuple[str, str], CallLine] = {}
     while told["sent"] < frames:
         # Half of the calls are the node's: its pages are more.
         name = rng.choice(names) if rng.random() < 0.5 else names[-1]
         who = "user" if rng.random() < 0.8 else "stranger"
-        told["connections"] += 1
+        made = calls[name]
+        whole = [made.whole(who) for _ in range(rng.randrange(1, TOGETHER))]
+        end = made.broken() if rng.random() < ENDERS else b""
+        told["sent"] += len(whole) + bool(end)
+        in_clear = rng.random() < IN_CLEAR
         try:
-            _talk(arms, rng, calls[name], name, who, contexts[who] if rng.random() < 0.95 else None, told)
+            line = None if in_clear else kept.pop((name, who), None)
+            if line is None:
+                line = CallLine(arms.web[name], None if in_clear else contexts[who], told, arms.canary)
+            if line.talk(name, who, whole, end, in_clear=in_clear):
+                kept[name, who] = line
+            else:
+                line.close()
         except OSError as error:
             told["closed"] += 1
             told[f"connection: {type(error).__name__}"] += 1
+    for line in kept.values():
+        line.close()
 
 
-def _talk(
-    arms: Arms, rng: random.Random, calls: WildCalls, name: str, who: str, context: ssl.SSLContext | None, told: Told
-) -> None:
-    whole = [calls.whole(who) for _ in range(rng.randrange(1, TOGETHER))]
-    end = calls.broken() if rng.random() < 0.5 else b""
-    told["sent"] += len(whole) + bool(end)
-    with line_to(arms.web[name], context) as sock:
-        say(sock, b"".join(call for call, _, _ in whole) + end, told)
-        enough = len(whole) + bool(end)
-        heard = heard_until(sock, lambda said: len(ANSWER.findall(said)) >= enough, told, arms.canary, wait_s=1.0)
-    statuses = [int(status) for status in ANSWER.findall(heard)]
-    told["answered"] += len(statuses)
-    told["in clear"] += context is None
-    for number, status in enumerate(statuses):
-        told[f"status {status}"] += 1
-        told["refused"] += status >= 400
-        told["failed"] += status >= 500 and status != 503
-        # 100 is no answer to a call of its own: from there on calls and answers do not go together.
-        if 100 in statuses[: number + 1] or number >= len(whole):
-            told["allowed"] += number >= len(whole) and 200 <= status < 300 and who == "stranger"
-            continue
-        _, method, target = whole[number]
-        if context is None or is_allowed(name, who, method, target, status):
-            told["allowed"] += 1
-            told[f"allowed {name} {who} {method} {target[:60]}"] += 1
+class CallLine(Line):
+    """A connection to a server of HTTP."""
+
+    def talk(self, name: str, who: str, whole: Sequence[Call], end: bytes, *, in_clear: bool) -> bool:
+        """Send calls and what may end the connection, hear the answers, and say whether it goes on."""
+        told = self.told
+        self.say(b"".join(call for call, _, _ in whole))
+        heard, goes_on = self.hear_until(lambda said: len(ANSWER.findall(said)) >= len(whole), WHOLE_S)
+        if goes_on and end:
+            # By itself: a server drops the calls that came together with what it cannot read.
+            self.say(end)
+            heard += self.hear_until(lambda _: False, LAST_WORDS_S)[0]
+        statuses = [int(status) for status in ANSWER.findall(heard)]
+        told["answered"] += len(statuses)
+        told["in clear"] += in_clear
+        for number, status in enumerate(statuses):
+            told[f"status {status}"] += 1
+            told["refused"] += status >= 400
+            told["failed"] += status >= 500 and status != 503
+            # 100 is no answer to a call of its own: from there on calls and answers do not go together.
+            if 100 in statuses[: number + 1] or number >= len(whole):
+                told["allowed"] += number >= len(whole) and 200 <= status < 300 and who == "stranger"
+                continue
+            _, method, target = whole[number]
+            if in_clear or is_allowed(name, who, method, target, status):
+                told["allowed"] += 1
+                told[f"allowed {name} {who} {method} {target[:60]}"] += 1
+        return goes_on and not end and len(statuses) == len(whole)

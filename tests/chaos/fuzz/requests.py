@@ -54,11 +54,11 @@ class WildRequests:
         rng = self._rng
         while True:
             body = self._wild.record(rng.choice(LIKELY) if rng.random() < 0.4 else rng.choice(BODIES))
-            sent_at_ms = time.time_ns() // 1_000_000 if rng.random() < 0.9 else self._wild._plain(int)
+            sent_at_ms = time.time_ns() // 1_000_000 if rng.random() < 0.9 else self._wild.number()
             request = Request(
                 client_id=rng.choice(self._clients) if rng.random() < 0.7 else rng.randbytes(16),
                 call_id=rng.randrange(2**40), first_sent_at_ms=sent_at_ms, answered_below=rng.randrange(3),
-                reply_partition=0 if rng.random() < 0.9 else self._wild._plain(int),
+                reply_partition=0 if rng.random() < 0.9 else self._wild.number(),
                 caller=MALLORY if rng.random() < 0.8 else rng.choice(("operator", "alice", "", "om1")), body=body,
             )  # fmt: skip
             try:

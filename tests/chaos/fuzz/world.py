@@ -37,7 +37,9 @@ POLL_S = 0.2
 MOST_GROWN_MIB = {state.NODE: 512, state.DATANODE: 512}
 """How much a process may hold more than before the attack, at most. The direct door may hold 256 MiB for all together."""
 LATER_S = 60.0
-STOOD_STILL_S = 2.0
+SESSION_TIMEOUT_MS = 30_000
+"""How long a silent leader keeps its shard: on a machine that others use, two seconds end without any attack."""
+STOOD_STILL_S = SESSION_TIMEOUT_MS / 1000
 """From so long on that the watching thread was not run, a leader may have lost its shard for that."""
 
 
@@ -62,7 +64,7 @@ class FuzzedStack:
     @classmethod
     @contextmanager
     def start(cls, folder: Path) -> Iterator[Self]:
-        stack = SecureStack.start(folder / "stack", auth="signed")
+        stack = SecureStack.start(folder / "stack", auth="signed", session_timeout_ms=SESSION_TIMEOUT_MS)
         try:
             found = cls(stack, folder)
             try:
@@ -231,6 +233,18 @@ class FuzzedStack:
         finally:
             ended.set()
             thread.join()
+
+    @contextmanager
+    def working(self) -> Iterator[dict[str, float]]:
+        """Yield what becomes, by process, the processor seconds of the block; those of the attackers beside them."""
+
+        def used() -> dict[str, float]:
+            members = {name: sum(process.cpu_times()[:2]) for name, (_, process) in self._members.items()}
+            return members | {"attackers": sum(psutil.Process().cpu_times()[2:4])}
+
+        before, found = used(), dict[str, float]()
+        yield found
+        found |= {name: round(seconds - before[name], 1) for name, seconds in used().items()}
 
     def too_large(self, held: dict[str, list[float]]) -> list[str]:
         """Return which processes have grown beyond their limits."""

@@ -34,27 +34,49 @@ def own_address() -> str:
 class StandaloneSpark:
     """A master and workers of one core each; ``url`` for ``--master``."""
 
-    def __init__(self, folder: Path, workers: int) -> None:
+    def __init__(self, folder: Path, workers: int, secret: str | None = None) -> None:
+        """With a ``secret`` they ask each other, and drivers, for it."""
+        self._secret = secret
         self.host = own_address()
         port, self._web_port, *web_ports = free_ports(2 + workers)
         self.url = f"spark://{self.host}:{port}"
         self._folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
-        self._start("master.Master", "--port", str(port), "--webui-port", str(self._web_port))
-        for number, web_port in enumerate(web_ports):
-            work_dir = folder / f"worker-{number}"
-            self._start(
-                "worker.Worker", "--cores", "1", "--memory", "700m", "--work-dir", str(work_dir), "--webui-port",
-                str(web_port), self.url,
-            )  # fmt: skip
+        self._start("master.Master", "--port", str(port), "--webui-port", str(self._web_port), secret=secret)
+        for web_port in web_ports:
+            self._start_worker(web_port, secret)
         self._workers = workers
 
-    def _start(self, kind: str, *arguments: str) -> None:
-        name = f"{kind.partition('.')[0]}-{len(self.processes)}"
+    def add_worker(self, secret: str | None) -> Path:
+        """Start a worker that may have another secret, or none, and does not count; return its log."""
+        return self._start_worker(free_ports(1)[0], secret)
+
+    def _start_worker(self, web_port: int, secret: str | None) -> Path:
+        work_dir = self._folder / f"work-{len(self.processes)}"
+        return self._start(
+            "worker.Worker", "--cores", "1", "--memory", "700m", "--work-dir", str(work_dir), "--webui-port",
+            str(web_port), self.url, secret=secret,
+        )  # fmt: skip
+
+    def environment(self, secret: str | None) -> dict[str, str]:
+        """Return the environment of a process that has a secret: Spark reads it from a file of its owner alone."""
+        found = os.environ | {"SPARK_DAEMON_MEMORY": "128m", "SPARK_LOCAL_IP": self.host}
+        if secret is None:
+            return found
+        conf = self._folder / f"conf-{secret}"
+        conf.mkdir(mode=0o700, exist_ok=True)
+        defaults = conf / "spark-defaults.conf"
+        defaults.touch(mode=0o600)
+        defaults.write_text(f"spark.authenticate true\nspark.authenticate.secret {secret}\n")
+        return found | {"SPARK_CONF_DIR": str(conf)}
+
+    def _start(self, kind: str, *arguments: str, secret: str | None) -> Path:
+        log = self._folder / f"{kind.partition('.')[0]}-{len(self.processes)}.log"
         command = [str(SPARK_HOME / "bin" / "spark-class"), f"{DAEMON}.{kind}", "--host", self.host, *arguments]
-        environment = os.environ | {"SPARK_DAEMON_MEMORY": "128m", "SPARK_LOCAL_IP": self.host}
-        with (self._folder / f"{name}.log").open("wb") as output:
-            self.processes.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment))
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=self.environment(secret))
+        self.processes.append(process)
+        return log
 
     def state(self) -> dict[str, Any]:
         """What the master says of its workers and applications; empty before it answers."""
@@ -65,9 +87,13 @@ class StandaloneSpark:
             return {}
         return found
 
+    def workers(self) -> list[Any]:
+        """What the master says of the workers that it has."""
+        return [one for one in self.state().get("workers", ()) if one["state"] == "ALIVE"]
+
     def await_workers(self) -> None:
         deadline = time.monotonic() + WAIT_SECONDS
-        while len([one for one in self.state().get("workers", ()) if one["state"] == "ALIVE"]) < self._workers:
+        while len(self.workers()) < self._workers:
             if time.monotonic() > deadline or any(one.poll() is not None for one in self.processes):
                 logs = {path.name: path.read_text()[-2000:] for path in self._folder.glob("*.log")}
                 raise TimeoutError(f"no {self._workers} workers: {logs}")
@@ -85,10 +111,10 @@ class StandaloneSpark:
 
 
 @contextmanager
-def standalone_spark(folder: Path, workers: int = 2) -> Iterator[StandaloneSpark]:
+def standalone_spark(folder: Path, workers: int = 2, secret: str | None = None) -> Iterator[StandaloneSpark]:
     """Start a master and workers; they are ended with their executors."""
     folder.mkdir(parents=True)
-    found = StandaloneSpark(folder, workers)
+    found = StandaloneSpark(folder, workers, secret)
     try:
         found.await_workers()
         yield found

@@ -95,6 +95,8 @@ class Taking:
         self.corrupt: list[tuple[int, int, int]] = []
         self.closed: set[int] = set()
         self.members: tuple[str, ...] = ("dn1", "dn2", "dn3")
+        self.addresses: dict[str, str] = {}
+        """Where members are; for datanodes that speak TLS."""
         self.deaf = False
         """Whether watches are never satisfied here."""
         self.batches: list[PutBlocks] = []
@@ -124,6 +126,11 @@ class Taking:
 
     def members_for(self, request: Any) -> tuple[int, Sequence[str]]:
         return PARTITION, self.members
+
+    def address_of(self, partition: int, datanode: str) -> str:
+        if datanode not in self.members:
+            raise BlockError(stream_errors.INVALID_REQUEST, f"datanode {datanode} is no member of pipeline-{partition}")
+        return self.addresses[datanode]
 
     def handle(self, request: Any) -> Any:
         if isinstance(request, PutBlock):
@@ -188,6 +195,12 @@ class Datanode:
 
     def stop(self) -> None:
         self.server.stop()
+
+
+def introduce(nodes: Sequence[Datanode]) -> None:
+    """Tell datanodes where all of them are, as the Object Manager does."""
+    for node in nodes:
+        node.pipelines.addresses.update({other.name: other.address for other in nodes})
 
 
 class NodeProcess:

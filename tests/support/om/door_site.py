@@ -68,6 +68,7 @@ class AnsweringLeader:
         way = received.way
         assert way is not None
         admitted = self.gateway.admit(received, 0)
+        assert admitted is not None
         if isinstance(admitted, Rejected):
             way.reject(admitted.message)
             return None

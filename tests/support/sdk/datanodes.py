@@ -131,6 +131,10 @@ class Pipelines:
         inner = opening_of(request)[0] if isinstance(request, WriteBlocks) else request
         return inner.partition, self.log(inner.partition).members
 
+    def address_of(self, partition, datanode):
+        assert datanode in self.log(partition).members
+        return self.world.nodes[datanode].address
+
     def handle(self, request):
         log = self.log(request.partition)
         if isinstance(request, PutBlock | WriteChunk):

@@ -145,6 +145,19 @@ def test_a_pipeline_that_is_opened_is_followed_led_and_reported(world: World) ->
     assert world.told[0] == "opened"
 
 
+def test_where_members_are_is_what_the_object_manager_said_last(world: World) -> None:
+    with pytest.raises(BlockError, match="NO_SUCH_PIPELINE"):
+        world.pipelines.address_of(PARTITION, "dn1")
+    world.pipelines.handle(opening())
+    assert world.pipelines.address_of(PARTITION, "dn1") == "127.0.0.1:7"
+    moved = [Member(datanode="dn1", address="127.0.0.1:8", http_address="", rack="/r")]
+    world.pipelines.handle(OpenPipeline(pipeline="pipeline-3", partition=PARTITION, generation=1, members=moved))
+    assert world.pipelines.address_of(PARTITION, "dn1") == "127.0.0.1:8"
+    with pytest.raises(BlockError, match="datanode dn2 is no member of pipeline-3: dn1 are") as caught:
+        world.pipelines.address_of(PARTITION, "dn2")
+    assert caught.value.code == "INVALID_REQUEST"
+
+
 def test_a_change_of_leadership_is_said_at_once(world: World) -> None:
     pipeline = world.leading()
     time.sleep(LOOKS * LOOK_INTERVAL_S)  # it has been seen leading

@@ -47,6 +47,7 @@ from tests.support.datanodes.streams import (
     Client,
     Datanode,
     blocks_together,
+    introduce,
     put_block,
 )
 from tests.support.local.secret import SECRET
@@ -72,6 +73,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.certified = Certified(folder / "authority")
         self.nodes = [self.node(f"dn{n}", folder) for n in (1, 2)]
+        introduce(self.nodes)
         first, second = self.nodes
         self.routes = [
             Route(datanode=first.name, address=first.address, children=[second.name]),

@@ -19,7 +19,7 @@ from datanode_processors.wire import wire_tls
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.core.permits import MAY, check_request
 from datanode_processors.wire.peer import Peer
-from datanode_processors.wire.wire import WireClosed, connect, read_error
+from datanode_processors.wire.wire import WireClosed, connect, read_error, read_record
 from datanode_processors.wire.wire_tls import WireTls
 from om_processors.fleet.datanode_client import DatanodeFailed, ask
 from producers.blocks.datanode_connection import DatanodeConnection
@@ -30,6 +30,7 @@ from schemas.conversation.conversation import own_hello
 from schemas.records import datanode as requests
 from schemas.records.datanode import (
     BlockId,
+    BlocksWritten,
     ClosePipeline,
     DeleteBlocks,
     Forwarded,
@@ -48,6 +49,8 @@ from tests.support.datanodes.streams import (
     PARTITION,
     Client,
     Datanode,
+    blocks_together,
+    introduce,
     put_block,
 )
 from tests.support.security.certified import Certified
@@ -69,6 +72,7 @@ class Site:
             name = f"dn{number}"
             tls = self.tls(name, Role.DATANODE)
             self.nodes.append(Datanode(name, self.folder, limits, tls=tls))
+        introduce(self.nodes)
         return self.nodes
 
     def routes(self) -> list[Route]:
@@ -274,6 +278,57 @@ def test_a_datanode_that_is_no_member_forwards_nothing(site: Site):
     with pytest.raises(BlockError, match="dn7 is no member"):
         outsider.open(site.routes())
     outsider.close()
+
+
+class Lure:
+    """A port to which a client would have a datanode connect."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def was_called(self) -> bool:
+        try:
+            self._listener.accept()[0].close()
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def lure() -> Iterator[Lure]:
+    found = Lure()
+    yield found
+    found.close()
+
+
+def test_a_datanode_calls_members_where_the_node_says_and_nobody_where_a_client_says(site: Site, lure: Lure):
+    first, second = site.start(2)
+    routes = [site.routes()[0], Route(datanode="dn2", address=lure.address, children=[])]
+    tls = site.tls("somebody")
+    write_block(first.address, routes, b"streamed", tls=tls)
+    client = Client(first.address, tls=tls)
+    together = read_record(client.request(blocks_together(routes, [(2, b"together")])))
+    assert isinstance(together, BlocksWritten)
+    assert [outcome.code for outcome in together.outcomes] == [""]
+    assert [second.bytes_of(), second.bytes_of(2)] == [b"streamed", b"together"]
+    routes = [
+        Route(datanode="dn1", address=first.address, children=["dn9"]),
+        Route(datanode="dn9", address=lure.address, children=[]),
+    ]
+    error = read_error(client.request(blocks_together(routes, [(3, b"together")])))
+    assert (error.code, error.message) == (
+        stream_errors.INVALID_REQUEST, "datanode dn9 is no member of pipeline-3",
+    )  # fmt: skip
+    with pytest.raises(BlockError, match="INVALID_REQUEST.*dn9 is no member of pipeline-3"):
+        client.open(routes, block=4)
+    client.close()
+    assert not lure.was_called()
+    assert not any(node.path(number).exists() for node in site.nodes for number in (3, 4))
 
 
 def test_who_may_ask_for_what_is_told_for_every_request():

@@ -9,6 +9,7 @@ import pytest
 
 from om_processors.identity.identities import KNOWN_MS, Denied, Identities
 from om_processors.identity.readers import MEMBER, ReaderGuard
+from om_processors.intake.core.foreign_topics import MAX_REFUSALS_PER_S
 from om_processors.intake.gateway import Gateway, Received
 from om_processors.namespace.access import Caller
 from om_processors.serving.snapshot_diff_api import OPEN_POSTS
@@ -28,6 +29,7 @@ from schemas.access.signatures import seal_of, sealed_key, user_authorization
 from schemas.codecs.codec import decode_as, encode
 from schemas.codecs.envelopes import enveloped_requests, requests_in
 from schemas.door.frames import DOOR_PATH
+from schemas.kafka.reply_keys import reply_key
 from schemas.privilege import ClusterSecret
 from schemas.records.identity import (
     CancelDelegationToken,
@@ -37,8 +39,9 @@ from schemas.records.identity import (
     RemoveUser,
     RotateUser,
 )
-from schemas.records.messages import AddNode, CreateVolume, Request, RequestBody, Response
+from schemas.records.messages import AddNode, CreateVolume, PurgeBlocks, Request, RequestBody, Response
 from schemas.security.certificates import ADMINISTRATORS, READERS, PeerIdentity, Role
+from schemas.topics import MAX_REQUEST_BYTES
 from tests.support.local.secret import SECRET
 from tests.support.om.late_world import LateWorld
 
@@ -370,3 +373,46 @@ def test_a_certificate_of_a_member_reads_and_that_of_a_client_says_nothing_of_it
     whose = guard.judge("GET", "/v1/volumes", "/v1/volumes?limit=1", headers, peer)
     assert not isinstance(whose, Denied)
     assert whose[0] == (None if role in READERS else site.ann.name)
+
+
+def answered(site: Site, signer: Credentials | None, request: Request, topic: str, *, now_ms: int = 0) -> Any:
+    """Return the outcome of a record that names a topic of responses."""
+    value = encode(request)
+    key = None if signer is None else sealed_key(signer, value, reply_key(topic))
+    received = Received(offset=0, value=value, key=key, reply_topic=topic, seal=seal_of(key, value))
+    return site.gateway.admit(received, now_ms)
+
+
+def test_responses_go_to_the_callers_own_topic(site: Site):
+    for topic in ("om.responses.ann", "om.responses.staff"):  # she is in the group
+        found = answered(site, site.ann, site.request("ann"), topic)
+        assert isinstance(found, Proposal)
+        assert found.reply_to == (topic, 0)
+    root = site.user("root", administrator=True)
+    assert isinstance(answered(site, root, site.request("root"), "om.responses.ann"), Proposal)
+    proven = site.request("om1", AddNode(shard=0, node="om4"))
+    value = encode(proven)
+    member = Received(offset=0, value=value, key=SECRET.proof(value), reply_topic="om.responses.ann")
+    assert isinstance(site.gateway.admit(member, 0), Proposal)
+
+
+def test_another_users_topic_has_some_refusals_and_nothing_else(site: Site):
+    mallory, topic = site.user("mallory"), "om.responses.ann"
+    found = [answered(site, mallory, site.request("mallory"), topic, now_ms=999) for _ in range(MAX_REFUSALS_PER_S - 1)]
+    assert all(isinstance(one, Reply) for one in found)
+    response = decode_as(Response, found[0].response)
+    assert (response.status, response.index) == ("PERMISSION_DENIED", -1)
+    assert "user mallory do not go to om.responses.ann: log in to the brokers as mallory" in response.message
+    assert isinstance(answered(site, None, site.request("ann"), topic, now_ms=999), Reply), "one is left"
+    large = site.request("ann", PurgeBlocks(shard=0, rows=[bytes(MAX_REQUEST_BYTES)]))
+    for signer, request in ((mallory, site.request("mallory")), (None, site.request("ann")), (None, large)):
+        assert answered(site, signer, request, topic, now_ms=999) is None
+    assert isinstance(answered(site, site.ann, site.request("ann"), topic, now_ms=999), Proposal), "hers go on"
+    assert isinstance(answered(site, None, large, topic, now_ms=1_000), Reply), "the next second has its own share"
+
+
+def test_without_signatures_topics_are_whose_they_say(site: Site):
+    value = encode(site.request("ann"))
+    gateway = Gateway(shard=0, node="om1", secret=SECRET)
+    found = gateway.admit(Received(offset=0, value=value, reply_topic="om.responses.bob"), 0)
+    assert isinstance(found, Proposal)

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from xxhash import xxh3_128_digest
 
+from om_processors.identity.identities import Identities
 from om_processors.intake import request_reader
 from om_processors.intake.core.backlog import Backlog
+from om_processors.intake.core.foreign_topics import MAX_REFUSALS_PER_S
 from om_processors.intake.core.seldom_note import NOTE_MS
 from om_processors.intake.gateway import Gateway, Received
 from om_processors.intake.intake import RequestIntake
@@ -23,11 +25,13 @@ from replicated_db.core.leading.leader import Proposal, Reply
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.core.tables.memory import ManualClock
 from replicated_db.shell.kafka.kafka_log import REQUEST_TIMEOUT_S
+from schemas.access.credentials import client_prefix, operator_credentials
+from schemas.access.signatures import sealed_key
 from schemas.codecs.codec import decode_as, encode
 from schemas.codecs.envelopes import enveloped_requests, responses_in
 from schemas.kafka.reply_keys import MARK, reply_in, reply_key
 from schemas.records.log import RequestPosition
-from schemas.records.messages import CreateSnapshot, PurgeBlocks, Rejected, Response
+from schemas.records.messages import CreateSnapshot, CreateVolume, PurgeBlocks, Rejected, Response
 from schemas.result_codes import NOT_LEADER, OVERLOADED, retry_after_ms
 from schemas.topics import OM_REJECTED, OM_REQUESTS, OM_RESPONSES
 from tests.support.local.memory_broker import MemoryBroker, memory_broker
@@ -48,13 +52,14 @@ class Case:
         self.backlog = Backlog(max_queued=100)
         self.may_take_snapshot = True
         self.spans: Any = None
+        self.identities: Identities | None = None
         self.outbox = KafkaOutbox(broker.bootstrap_servers, self.clock, self.noted.append, lambda _: None)
         self.opened: list[RequestIntake] = []
 
     def open(self, hint: RequestPosition | None = None, servers: str = "") -> RequestIntake:
         found = RequestIntake(
             bootstrap_servers=servers or self.broker.bootstrap_servers, shard=SHARD,
-            gateway=Gateway(shard=SHARD, node="om1", secret=SECRET), outbox=self.outbox, clock=self.clock, hint=hint,
+            gateway=Gateway(shard=SHARD, node="om1", secret=SECRET, identities=self.identities), outbox=self.outbox, clock=self.clock, hint=hint,
             log=self.noted.append, backlog=self.backlog, beat=self.beats.append,
             may_take_snapshot=lambda: self.may_take_snapshot, spans=self.spans,
         )  # fmt: skip
@@ -105,6 +110,23 @@ def test_a_topic_of_responses_that_does_not_exist_is_looked_for_and_not_written_
         time.sleep(0.05)
     case.outbox.close()
     assert case.broker.count("om.responses.bob", 0) == 0
+
+
+def test_a_flood_in_another_users_topic_ends_after_some_refusals_and_delays_nobody(case: Case):
+    case.broker.create("om.responses.alice")
+    case.outbox._topics.has("om.responses.alice")
+    case.identities = Identities(SECRET, lambda: None, case.clock)
+    found = case.start()
+    case.say(*(request(f"vol{n}") for n in range(MAX_REFUSALS_PER_S + 50)), key=reply_key("om.responses.alice"))
+    own = operator_credentials(SECRET)
+    signed = replace(request_of(CreateVolume(volume="vol1"), own.user), client_id=client_prefix(own.user) + bytes(10))
+    value = encode(signed)
+    case.say(value, key=sealed_key(own, value))
+    (taken,) = take(found, 1)
+    assert taken.body.caller == own.user
+    case.outbox.close()
+    refusals = case.broker.read("om.responses.alice", case.broker.count("om.responses.alice", 3), 3)
+    assert sum(len(responses_in(message.value() or b"")) for message in refusals) == MAX_REFUSALS_PER_S
 
 
 @pytest.mark.parametrize(
