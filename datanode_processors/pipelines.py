@@ -80,9 +80,10 @@ from schemas.records.log import Barrier, Batch, Merge, Operation, Put
 from schemas.sharding import pipeline_of
 
 LOOK_INTERVAL_S = 0.2
-"""How often the state of elections and ticks is checked, if ``watchdog_ms`` is not so short that it must be more often."""
+"""How often the state of elections and ticks is checked at least."""
 
 LOOKS_PER_WATCHDOG = 10
+"""It is checked so many times in ``watchdog_ms`` at least."""
 
 LOOKS_PER_SIZE = 5
 """The containers' sizes are checked once in this many looks."""

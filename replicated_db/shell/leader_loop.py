@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from replicated_db.shell.tracing.leader_spans import LeaderSpans
 
 IDLE_WAIT_S = 0.25
-"""How long an idle leader waits for a proposal at most: half of the shortest ``watchdog_ms``, within which it must turn.
+"""How long an idle leader waits for a proposal at most; less if a barrier is due before.
 
-It waits for less if a barrier is due before. Readers, and who stops it, wake it.
+It must turn within ``watchdog_ms``, and this is half of the shortest one. Readers, and who stops it, wake it.
 """
 
 REPORT_WAIT_S = 0.002

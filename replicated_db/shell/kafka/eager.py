@@ -1,7 +1,7 @@
 """A coroutine that is begun at once, without a task of its own, as Python 3.12's eager tasks are.
 
-Most coroutines of Faust's inner loop end without waiting for anything. A task for each of them, and for each of what may
-interrupt it, costs more than all that it does.
+Most coroutines of Faust's inner loop end without waiting for anything. A task for each of them, and for each of what
+may interrupt it, costs more than all that it does.
 """
 
 from __future__ import annotations

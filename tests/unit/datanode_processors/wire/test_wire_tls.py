@@ -419,6 +419,7 @@ def test_a_child_with_another_ones_certificate_is_named(site: Site, tmp_path: Pa
     (node,) = site.start(1)
     impostor = Datanode("dn2", tmp_path / "impostor", tls=site.tls("dn3", Role.DATANODE))
     site.nodes.append(impostor)
+    introduce(site.nodes)
     client = Client(node.address, tls=site.tls("somebody"))
     with pytest.raises(BlockError, match="HELLO is of 'dn2', the certificate is that of datanode dn3") as caught:
         client.open(site.routes())
