@@ -178,6 +178,15 @@ def test_a_second_backup_stores_only_what_is_new(source: RocksNode, log: Log, te
         assert repository.problems(repository.backups(), lambda _: None) == []
 
 
+def test_a_shard_that_is_taken_leaves_nothing_to_the_next_ones_work(
+    source: RocksNode, log: Log, telling: Telling, tmp_path: Path
+):
+    with opened(tmp_path / "repository", cluster=CLUSTER, writes=True) as repository:
+        with serving(source.desk(), "n1") as peer:
+            taken(repository, log, telling, peer)
+        assert list(repository.scratch.iterdir()) == []
+
+
 @pytest.mark.parametrize("chosen", ["index", "time", "end"])
 def test_the_kept_log_leads_to_a_moment_between_backups(
     chosen: str, source: RocksNode, log: Log, telling: Telling, tmp_path: Path

@@ -10,7 +10,7 @@ import pytest
 
 from replicated_db.core.applying.identity import Identity
 from replicated_db.core.applying.replica import Offered
-from replicated_db.core.bootstrap.bootstrap_machine import AskListing, FetchContent, PeerFailed, Release
+from replicated_db.core.bootstrap.bootstrap_machine import AskListing, FetchContent, Mark, PeerFailed, Release
 from replicated_db.core.bootstrap.listing import Content, ListedFile, ListedPosition, Listing
 from replicated_db.core.bootstrap.peer_choice import ServingPeer
 from replicated_db.core.errors import BrokenLog
@@ -150,7 +150,7 @@ def test_a_transfer_is_touched_now_and_then_and_a_failure_is_told(run: Run, monk
     run.run._touched_s = now_s
     run.run._touch()
     assert run.calls.touched == [], "nothing is fetched yet"
-    run.run._mark = shard_backup.Mark(PEER, listing())
+    run.run._mark = Mark(PEER, listing())
     now_s += shard_backup.TOUCH_INTERVAL_S - 0.01
     run.run._touch()
     assert run.calls.touched == []

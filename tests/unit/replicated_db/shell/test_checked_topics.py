@@ -11,7 +11,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell import startup
-from replicated_db.shell.startup import LOG_SETTINGS, MIN_SESSION_TIMEOUT, WrongSetting, check_topics
+from replicated_db.shell.startup import MIN_SESSION_TIMEOUT, WrongSetting, check_topics
+from schemas.topics import LOG_SETTINGS
 
 BROKER = {"auto.create.topics.enable": "false", MIN_SESSION_TIMEOUT: "6000"}
 
