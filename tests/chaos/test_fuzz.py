@@ -18,4 +18,4 @@ def test_fuzzed_ports_stop_nothing_and_allow_nothing(tmp_path: Path) -> None:
     for line in lines:
         assert is_sound(line), line
         assert line["sent"] >= FRAMES
-        assert line["refused"] > FRAMES / 10, {what: line[what] for what in COUNTS}
+        assert line["refused"] > FRAMES / 20, {what: line[what] for what in COUNTS}

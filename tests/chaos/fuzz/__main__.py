@@ -88,12 +88,12 @@ def is_sound(line: dict[str, Any]) -> bool:
 
 
 def campaign(ports: list[str], frames: int, seed: int, folder: Path, rounds: int = 1) -> list[dict[str, Any]]:
-    """Attack one kind of port after the other, in rounds; return the lines, and print each as it is there."""
+    """Attack one kind of port after the other, round by round; return the lines, and print each as it is there."""
     lines = []
     with FuzzedStack.start(folder) as fuzzed:
-        for port in ports:
-            for number in range(rounds):
-                lines.append({"seed": seed + number, **run_one(fuzzed, port, frames, seed + number, folder)})
+        for own in range(seed, seed + rounds):
+            for port in ports:
+                lines.append({"seed": own, **run_one(fuzzed, port, frames, own, folder)})
                 print(json.dumps(lines[-1]), flush=True)
     return lines
 
