@@ -95,7 +95,7 @@ class Silent:
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._kept: list[socket.socket] = []
+        self.greeted: list[socket.socket] = []
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -104,13 +104,13 @@ class Silent:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            self._kept.append(sock)
             sock.sendall(hello_frame("dn5", "test"))
+            self.greeted.append(sock)
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for sock in self._kept:
+        for sock in self.greeted:
             sock.shutdown(socket.SHUT_RDWR)
             sock.close()
 
@@ -184,6 +184,7 @@ def test_so_many_containers_are_fetched_at_once_and_each_by_one(holder: Holder, 
         thread.start()
     eventually(lambda: len(holder.copies._fetching) == MAX_FETCHING)
     refused(lambda: holder.fetch(NOWHERE), codes.OVERLOADED)
+    eventually(lambda: len(silent.greeted) == MAX_FETCHING)
     silent.close()
     for thread in fetching:
         thread.join(TIMEOUT_S)

@@ -372,7 +372,7 @@ def refuse_watches(node: Datanode, before: Callable[[], None] = lambda: None) ->
 @pytest.mark.parametrize("refusing", [0, 1, 2])
 def test_whoever_refuses_a_watch_is_not_named(nodes: list[Datanode], refusing: int) -> None:
     refuse_watches(nodes[refusing])
-    written = ask(nodes[0], blocks_together(chain(nodes), [(1, b"data")]))
+    written = ask(nodes[0], blocks_together(chain(nodes), [(1, b"data")], watch_timeout_ms=5_000))
     assert not written.outcomes[0].code
     assert set(written.watched) == {"dn1", "dn2", "dn3"} - {nodes[refusing].name}
 
@@ -386,7 +386,7 @@ def test_a_member_that_goes_before_it_is_watched_is_not_named(nodes: list[Datano
         return real(request)
 
     nodes[0].pipelines.handle = handle  # type: ignore[method-assign]
-    written = ask(nodes[0], blocks_together(chain(nodes), [(1, b"data")]))
+    written = ask(nodes[0], blocks_together(chain(nodes), [(1, b"data")], watch_timeout_ms=5_000))
     assert not written.outcomes[0].code
     assert set(written.watched) == {"dn1", "dn2"}
 
