@@ -104,8 +104,8 @@ def addresses_from(query: Any) -> dict[str, str]:
     """Return the addresses in the parameter ``nodes``; raises BadQuery."""
     found = {}
     for item in filter(None, query.get("nodes", "").split(",")):
-        name, separator, address = item.partition("=")
-        if not separator or not name or not address.rpartition(":")[2].isdecimal():
+        name, _, address = item.partition("=")
+        if not name or not address.rpartition(":")[2].isdecimal():
             raise BadQuery(f"nodes: {item[:MAX_SHOWN_CHARACTERS]!r} is not name=host:port")
         found[name] = address
     return found

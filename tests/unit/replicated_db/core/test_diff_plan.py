@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -69,6 +70,16 @@ def test_a_file_is_swept_if_listing_its_keys_costs_more(entries: int, is_swept: 
 def test_a_file_that_cannot_be_listed_is_swept():
     plan = make_plan([COMMON], [COMMON, file("new", 100, 200, 10, listable=False)], ALL)
     assert (numbers(plan.swept), listed(plan)) == ([("0100", "0200\0")], [])
+
+
+def test_files_that_follow_each_other_without_a_gap_are_one_sweep():
+    first = file("first", 100, 110, 10, listable=False)
+    second = replace(
+        file("second", 110, 120, 10, listable=False), first=first.last + b"\0"
+    )  # the next key there can be
+    assert numbers(make_plan([COMMON], [COMMON, first, second], ALL).swept) == [("0100", "0120\0")]
+    apart = replace(second, first=first.last + b"\0\0")
+    assert len(make_plan([COMMON], [COMMON, first, apart], ALL).swept) == 2
 
 
 def test_what_is_swept_is_not_listed_too():

@@ -193,6 +193,16 @@ def test_a_request_with_two_hosts_is_refused(server: Server):
     assert answer.split()[1] in (b"400", b"403")
 
 
+def test_a_request_of_two_origins_is_refused(server: Server):
+    own = f"Origin: http://{server.address}\r\n"
+    for origins, status in ((own, b"200"), (own + "Origin: http://evil.example\r\n", b"403"), (own + own, b"403")):
+        with socket.create_connection(("127.0.0.1", server.port), 10) as connection:
+            connection.sendall(
+                f"GET /status HTTP/1.1\r\nHost: {server.address}\r\n{origins}Connection: close\r\n\r\n".encode()
+            )
+            assert connection.makefile("rb").read().split()[1] == status
+
+
 def test_followers_of_older_software_may_ask_for_a_read_index():
     guard = HttpGuard(None)
     assert guard.refusal("POST", "/v1/shards/3/read-index", {"Host": "127.0.0.1:1"}) is None

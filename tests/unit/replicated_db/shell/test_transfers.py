@@ -103,6 +103,30 @@ def test_while_a_checkpoint_is_made_the_askers_offset_is_held(
     assert desk.holds(1) is None
 
 
+def test_an_empty_or_flagged_replica_sends_its_asker_to_another_node(
+    source: RocksNode, desk: TransferDesk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    empty = RocksNode(tmp_path / "n3", Log().log, "n3")
+    try:
+        with pytest.raises(TransferRefused, match="this replica is empty") as caught:
+            empty.desk().begin(asked())
+        assert not caught.value.again
+    finally:
+        empty.close()
+    monkeypatch.setattr(source.replica, "evidence", EVIDENCE)
+    with pytest.raises(TransferRefused, match="it has diverged") as caught:
+        desk.begin(asked())
+    assert not caught.value.again
+    assert desk.open_transfers == 0
+
+
+def test_a_desk_that_closes_lets_ask_again_later(desk: TransferDesk):
+    desk.close()
+    with pytest.raises(TransferRefused, match="this node is stopping") as caught:
+        desk.begin(asked())
+    assert caught.value.again
+
+
 def test_a_transfer_that_is_being_made_neither_ends_for_another_nor_expires(source: RocksNode):
     now = [0.0]
     desk = source.desk(now_s=lambda: now[0])

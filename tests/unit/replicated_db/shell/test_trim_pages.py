@@ -101,12 +101,19 @@ def test_the_leader_looks_logs_a_base_and_trims(trimming: Trimming) -> None:
     assert trimming.done == [("look", 3, TrimWish(keep_ms=5), {"n2": "host:1"}), ("base", 3), ("trim", 3)]
 
 
+def test_what_a_request_wishes_reaches_the_rules(trimming: Trimming) -> None:
+    ask(trimming, "3/trim?keep_records=2&leave_behind=n3,n4&without_audit=true&nodes=n2%3Da:1,n3%3Db:2,", "3/trim")
+    everything = TrimWish(keep_records=2, leave_behind=frozenset({"n3", "n4"}), without_audit=True)
+    assert trimming.done == [("look", 3, everything, {"n2": "a:1", "n3": "b:2"}), ("look", 3, TrimWish(), {})]
+
+
 @pytest.mark.parametrize(
     ("target", "status", "code"),
     [
         ("4/trim", 503, "NOT_LEADER"), ("5/trim", 400, "INVALID_REQUEST"), ("x/trim", 400, "INVALID_REQUEST"),
         ("9" * 4000 + "/trim", 400, "INVALID_REQUEST"), ("5/durable-position", 400, "INVALID_REQUEST"),
         ("3/trim?do=x", 400, "INVALID_REQUEST"), ("3/trim?nodes=n2", 400, "INVALID_REQUEST"),
+        ("3/trim?nodes=%3Dhost:1", 400, "INVALID_REQUEST"), ("3/trim?nodes=n2%3Dhost", 400, "INVALID_REQUEST"),
         ("3/trim?keep_records=-1", 400, "INVALID_REQUEST"),
     ],
 )  # fmt: skip
