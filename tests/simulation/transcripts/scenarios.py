@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from replicated_db.core.ports import DeliveryReport
-from schemas.codecs.codec import encode
+from schemas.codecs.codec import decode, encode
 from schemas.column_families import VOLUME_TABLE
-from schemas.records.log import LATE_MODE, LeaderClaim, Tick
+from schemas.records.log import LATE_MODE, Batch, LeaderClaim, Tick
 from schemas.records.messages import CreateBucket, CreateVolume, SetRequestMode, SetVolumeProperty
 from tests.simulation.transcripts.rendering import Stage
 
@@ -244,7 +244,8 @@ def a_gap_and_a_duplicate(stage: Stage) -> None:
         "The last batch lands a second time. n1's follower leaves records of n1's own claim to its leader, which reads "
         "them when it must."
     )
-    stage.world.log.append(stage.world.log.entries[-1].value)
+    values = [entry.value for entry in stage.world.log.entries]
+    stage.world.log.append(next(value for value in reversed(values) if isinstance(decode(value), Batch)))
     stage.run()
 
 
