@@ -11,12 +11,14 @@ import time
 import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from spark_streaming.configuration.audit_config import AuditConfig, config_from
+from spark_streaming.jobs import audit_metrics
 from spark_streaming.jobs.audit_metrics import AuditMetrics
 from spark_streaming.jobs.health import JobHealth
 from spark_streaming.jobs.metrics_server import MetricsServer
@@ -230,7 +232,7 @@ def test_an_audit_that_hangs_or_has_not_begun_is_not_healthy(
     metrics = AuditMetrics()
     spoken_s = time.time() - silent_s
     with monkeypatch.context() as patched:
-        patched.setattr(time, "time", lambda: spoken_s)
+        patched.setattr(audit_metrics, "time", SimpleNamespace(time=lambda: spoken_s))
         metrics.on_idle("audit")
     JobHealth(tmp_path / "health.json").update(status=status)
     *_, python, option, code = SERVICES["audit"]["healthcheck"]["test"]

@@ -47,6 +47,38 @@ def test_nobody_imports_a_test_module_and_support_imports_no_tests() -> None:
     assert wrong == {}
 
 
+def clocks_replaced(source: str) -> Iterator[int]:
+    """Yield the lines that replace a function of ``time`` itself, so for every thread of the process.
+
+    A consumer's or a server's thread of another test then takes an instant that was meant for this one. A test gives
+    the module that it tests a ``time`` of its own.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
+            target = node.args[0]
+            named = target.value if isinstance(target, ast.Constant) else None
+            if ast.unparse(target) == "time" or (isinstance(named, str) and ".time." in named):
+                yield node.lineno
+
+
+def test_no_test_replaces_the_clock_of_the_whole_process() -> None:
+    found = {str(path.relative_to(ROOT)): list(clocks_replaced(path.read_text())) for path in TESTS.rglob("*.py")}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        ('monkeypatch.setattr(time, "monotonic", now)', [1]),
+        ('monkeypatch.setattr("package.module.time.sleep", now)', [1]),
+        ('monkeypatch.setattr(module, "time", own)', []),
+        ('monkeypatch.setattr("package.module.time", own)', []),
+    ],
+)
+def test_a_replaced_clock_is_seen(line: str, lines: list[int]) -> None:
+    assert list(clocks_replaced(line)) == lines
+
+
 def test_rooms_of_support_import_each_other_without_circles() -> None:
     graph = {
         room.name: {

@@ -26,6 +26,7 @@ from spark_streaming.jobs.health import JobHealth
 from spark_streaming.jobs.progress import ProgressReader
 from spark_streaming.jobs.running_query import MAX_REASON_CHARACTERS, QueryEnd, RunningQuery
 from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
+from spark_streaming.records import batch_gate
 from spark_streaming.records.batch_gate import BatchGate, GateClosed
 from spark_streaming.records.core.freshness import ReportedPartition
 from spark_streaming.verdicts.core.written import WrittenBatch
@@ -457,7 +458,7 @@ def test_a_query_that_has_not_looked_or_is_at_work_is_not_quiet(
 
 def test_a_gate_is_quiet_since_there_was_something_to_audit(monkeypatch: pytest.MonkeyPatch):
     now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(batch_gate, "time", SimpleNamespace(monotonic=lambda: now[0]))
     gate = BatchGate()
     now[0] = 130.0
     assert gate.quiet_s() == 30.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from schemas.records.messages import Verdict
 from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.batch.core.gathering import PartitionFacts
 from spark_streaming.batch.log_view import LogView
+from spark_streaming.records import batch_gate
 from spark_streaming.records.batch_gate import BatchGate
 from spark_streaming.records.core.freshness import ReportedPartition
 from spark_streaming.records.logs import OBJECT_MANAGER, PIPELINES, AuditedLog
@@ -75,7 +76,7 @@ def test_a_sink_with_nowhere_to_write_only_tells():
 
 def test_a_micro_batch_of_ticks_alone_leaves_the_gate_quiet(monkeypatch: pytest.MonkeyPatch):
     now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(batch_gate, "time", SimpleNamespace(monotonic=lambda: now[0]))
     gate = BatchGate()
     sink = FindingSink(bootstrap_servers="nowhere", topic=None, output_dir=None, on_written=lambda *_: None, gate=gate)
     now[0] = 130.0

@@ -429,8 +429,7 @@ def test_a_borrower_that_does_not_answer_has_the_time_of_a_session(
     lend(leadership, loop)
     calls.answer = Answer.SILENT
     ago_s = 0.0
-    monotonic = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + ago_s)
+    monkeypatch.setattr(leadership_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ago_s))
     ago_s = SESSION_S - 1
     leadership._tell(LoansDue(now_s=0.0))
     assert leadership.roles(0)["lent_to"] == "n1"
@@ -517,7 +516,7 @@ def test_a_member_stays_as_long_as_it_is_wanted_and_then_waits(leadership: Leade
 
     leadership._signs.ends.lags = {0: 0}
     later_s = time.monotonic() + 2 * UNFIT_WAIT_S
-    monkeypatch.setattr("om_processors.leading.leadership.time.monotonic", lambda: later_s)
+    monkeypatch.setattr(leadership_module, "time", SimpleNamespace(monotonic=lambda: later_s))
     monkeypatch.setattr(leadership._group, "stay", stay)
     monkeypatch.setattr(leadership._stop, "wait", wait)
     monkeypatch.setattr(leadership, "_tell", telling)

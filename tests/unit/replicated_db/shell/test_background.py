@@ -80,7 +80,7 @@ def test_closing_waits_a_bounded_time(monkeypatch: pytest.MonkeyPatch):
 
 def test_brokers_are_asked_until_they_answer(monkeypatch: pytest.MonkeyPatch):
     slept: list[float] = []
-    monkeypatch.setattr("replicated_db.shell.process.time.sleep", slept.append)
+    monkeypatch.setattr("replicated_db.shell.process.time", SimpleNamespace(monotonic=lambda: 0.0, sleep=slept.append))
     answers = [LogUnavailable("no"), LogUnavailable("no"), None]
 
     def ask() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,7 +147,7 @@ def test_a_peer_that_cannot_be_told_of_the_end_is_left_alone(run: Run) -> None:
 
 def test_a_transfer_is_touched_now_and_then_and_a_failure_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1_000.0
-    monkeypatch.setattr("replicated_db.shell.backup.shard_backup.time.monotonic", lambda: now_s)
+    monkeypatch.setattr(shard_backup, "time", SimpleNamespace(monotonic=lambda: now_s))
     run.run._touched_s = now_s
     run.run._touch()
     assert run.calls.touched == [], "nothing is fetched yet"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -358,7 +360,7 @@ def terms(peers: Callable[[], Any], **more: Any) -> Terms:
 
 def test_peers_are_sought_again_after_a_pause(asker: RocksNode, monkeypatch: pytest.MonkeyPatch):
     pauses: list[float] = []
-    monkeypatch.setattr("replicated_db.shell.bootstrap.bootstrap.time.sleep", pauses.append)
+    monkeypatch.setattr(bootstrap_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pauses.append))
     calls: Any = Calls()
     with pytest.raises(NoPeerServes, match="n1 at n1:1: no answer about shard 0"):
         bootstrap(asker.target(), terms(lambda: [PEER]), asker.notes.append, calls)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,7 +150,7 @@ def test_verdicts_that_cannot_be_read_are_told_and_asked_for_again(
     tail = VerdictTail(verdicts.bootstrap_servers, VERDICT.log)
     monkeypatch.setattr(verdict_tail, "READ_WAIT_S", 5.0)
     times = iter([0.0, 5.0, 5.1])
-    monkeypatch.setattr("replicated_db.shell.trimming.verdict_tail.time.monotonic", lambda: next(times))
+    monkeypatch.setattr(verdict_tail, "time", SimpleNamespace(monotonic=lambda: next(times)))
     monkeypatch.setattr(verdict_tail, "READ_LIMIT", 0)
     assert tail.place(0) == f"{OM_VERDICTS} is not served to its end within 5 s"
     monkeypatch.undo()

@@ -6,9 +6,11 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from stratolog.brokers import cluster_keys
 from stratolog.brokers.cluster_keys import make_cluster_keys
 from stratolog.commands.brokers import one_broker
 from stratolog.commands.brokers.one_broker import broker_cluster, named_cluster_id
@@ -52,7 +54,7 @@ def test_certificates_are_renewed_in_time_and_secrets_stay(tmp_path: Path, monke
     make_cluster_keys(settings, folder)
     secret = (folder / "cluster-secret").read_bytes()
     later_s = int(time.time()) + 21 * DAY_S
-    monkeypatch.setattr(time, "time", lambda: later_s)
+    monkeypatch.setattr(cluster_keys, "time", SimpleNamespace(time=lambda: later_s))
     made = names(make_cluster_keys(settings, folder))
     assert made == {path.name for path in folder.iterdir()} - {"ca.pem", "cluster-secret", "audit.credentials"}
     assert (folder / "cluster-secret").read_bytes() == secret
