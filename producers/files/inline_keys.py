@@ -97,7 +97,7 @@ class InlineWriter:
                 self._held.append(bytes(view))
                 self._held_bytes += len(view)
                 return len(view)
-        return self._on_datanodes().write(data)
+        return self._on_datanodes(memoryview(data).nbytes).write(data)
 
     def flush(self) -> None:
         """As :meth:`KeyWriter.flush`; bytes that are held go to datanodes."""
@@ -111,14 +111,17 @@ class InlineWriter:
         if self.written:
             self._on_datanodes().hsync()
 
-    def _on_datanodes(self) -> KeyWriter:
-        """Return what writes to datanodes; at first, open the key and write there what was held."""
+    def _on_datanodes(self, coming_bytes: int = 0) -> KeyWriter:
+        """Return what writes to datanodes; at first, open the key and write there what was held.
+
+        The key is opened for what is known to be written, so that its first block comes with it.
+        """
         writer = self._writer
         if writer is None:
             self._begun.check()
             with self._step():
                 writer = KeyWriter(
-                    self._client, self._streams, self._place, size=self._size, replication=self._replication,
+                    self._client, self._streams, self._place, size=max(self._size, self._held_bytes + coming_bytes), replication=self._replication,
                     metadata=self._metadata, options=self._options, begun=self._begun,
                 )  # fmt: skip
                 self._writer = writer

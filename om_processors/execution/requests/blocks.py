@@ -19,10 +19,16 @@ from schemas.records.rows import BlockLocation
 from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE, INVALID_REQUEST
 
 
+SMALL_FILE_BYTES = 1024 * 1024
+"""A file that is announced with at most so many bytes is small: its block may travel with others (decision 0067)."""
+SMALL_FILES_RUN = 64
+"""So many indices in a row give small files blocks of one pipeline: only blocks of one pipeline travel together."""
+
+
 def allocate(
-    context: PreExecuteContext, object_id: int, count: int, excluded: Collection[str] = ()
+    context: PreExecuteContext, object_id: int, count: int, excluded: Collection[str] = (), *, small: bool = False
 ) -> list[BlockLocation]:
-    """Return ``count`` new blocks, spread over the pipelines by index.
+    """Return ``count`` new blocks, spread over the pipelines by index, those of ``small`` files by runs of indices.
 
     Raises OMError: FAILED_TO_FIND_ACTIVE_PIPELINE if no pipeline takes blocks, INVALID_REQUEST if the request excludes
     all that do.
@@ -38,9 +44,10 @@ def allocate(
     if not candidates:
         names = [name for _, name in pipelines]
         raise OMError(INVALID_REQUEST, f"no pipeline is left: of {names}, the request excludes {list(excluded)}")
+    first = context.index // SMALL_FILES_RUN if small else context.index
     blocks = []
     for position in range(count):
-        number, pipeline = candidates[(context.index + position) % len(candidates)]
+        number, pipeline = candidates[(first + position) % len(candidates)]
         blocks.append(
             BlockLocation(
                 container_id=_open_container(

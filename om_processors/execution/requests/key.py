@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from om_processors.errors import OMError
-from om_processors.execution.requests.blocks import allocate, check_written, settle
+from om_processors.execution.requests.blocks import SMALL_FILE_BYTES, allocate, check_written, settle
 from om_processors.namespace import quota, tables
 from om_processors.namespace.context import (
     AnyHandler,
@@ -111,7 +111,7 @@ def _blocks_for_create(body: CreateKey, context: PreExecuteContext, object_id: i
     if not body.size:
         return []
     count = min(PREALLOCATED_BLOCKS, -(-body.size // context.block_size_bytes))
-    return allocate(context, object_id, count)
+    return allocate(context, object_id, count, small=body.size <= SMALL_FILE_BYTES)
 
 
 def _create(body: CreateKey, prepared: RequestPreparation, tx: RowTransaction) -> KeySession:
