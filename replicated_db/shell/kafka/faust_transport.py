@@ -54,6 +54,8 @@ IDLE_WAIT_MS = 500
 IDLE_MIN_BYTES = 1
 HURRY_S = 0.1
 """For how long after somebody has waited for a record the broker does not gather: others will wait soon."""
+LOOK_S = 1.0
+"""How often aiokafka looks at what it should fetch if nothing happens; 0.2 s by default."""
 BEYOND_END_WAIT_S = 30.0
 """How long a position beyond the log's end is blamed on a cut-off broker that does not know the end."""
 
@@ -89,6 +91,11 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._beyond_end = BeyondEnd()
+
+    async def on_start(self) -> None:
+        """Make aiokafka's consumer; it looks at the partitions that it fetches alone."""
+        await super().on_start()
+        pass_by_paused(self._ensure_consumer()._fetcher)
 
     async def _fetch_records(self, consumer: Any, *arguments: Any, **options: Any) -> Any:
         fetcher = consumer._fetcher
@@ -188,6 +195,7 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
             if offset is not None:
                 consumer.seek(tp, offset)
             consumer.resume(tp)
+            consumer._fetcher._notify(consumer._fetcher._wait_consume_future)
 
     async def seek_to_committed(self) -> Any:
         """Seek to the group's offsets. For any thread."""
@@ -263,6 +271,25 @@ class _Consumer(aiokafka.Consumer):
         await self.turn(tp, look=True)
         if tp in self.assignment():
             self.resume_partitions({tp})
+
+
+class _Unpaused:
+    """What aiokafka's fetcher reads of an assignment, without the partitions that are paused."""
+
+    def __init__(self, assignment: Any) -> None:
+        self.state_value = assignment.state_value
+        self.tps = [tp for tp in assignment.tps if not assignment.state_value(tp).paused]
+
+
+def pass_by_paused(fetcher: Any) -> None:
+    """Have aiokafka's fetcher not look at paused partitions; whoever resumes one must notify it.
+
+    Before each request it looks at all that is assigned, and waits for each paused partition by a future of its own. A
+    datanode is assigned 64 partitions and follows two: that was a tenth of its time under load.
+    """
+    actions = fetcher._get_actions_per_node
+    fetcher._get_actions_per_node = lambda assignment: actions(_Unpaused(assignment))
+    fetcher._fetcher_timeout = LOOK_S
 
 
 def _close(coroutines: Iterable[Any]) -> None:
