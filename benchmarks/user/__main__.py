@@ -5,7 +5,7 @@
 
 ======= ==============================================================================================================
 idle    cores that the stack takes while nothing is asked of it, without the audit and with it, by process; before
-        that the same of brokers alone, without topics and clients
+        that the same of brokers alone, and of brokers with six Faust followers that have no duties
 put     files of 4 KiB, 32 KiB and 1 MiB, written through ``client.open(…, "wb")``
 get     files of 4 KiB and 32 KiB, read back
 lookup  ``client.key_info`` at each consistency level, and ``client.key_infos`` of 100 keys, through one node
@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.user.commands import CREATE, GET, LOOKUP, LOOKUPS, PRODUCE, PUT, UserCommand
-from benchmarks.user.system import PLAIN_TOPIC, UserSystem, bare_brokers, user_system
+from benchmarks.user.system import PLAIN_TOPIC, UserSystem, bare, user_system
 
 KIB, MIB = 1024, 1024**2
 PARTS = ("idle", "put", "get", "lookup", "request")
@@ -45,6 +45,8 @@ READ_FILES = {4 * KIB: 500, 32 * KIB: 500}
 IDLE_S = 60.0
 SETTLE_S = 120.0
 """Seconds without work before the stack counts as idle."""
+BARE_FOLLOWERS = 6
+"""As many Faust followers as the stack has: of three Object Managers and three datanodes."""
 TURNS = 3
 """Turns of the one request and the plain produce."""
 
@@ -128,8 +130,10 @@ def run(brokers: int, options: argparse.Namespace, emit: Emit) -> None:
     """Measure all parts on a stack with so many brokers."""
     with tempfile.TemporaryDirectory(prefix="stratolog-bench-user-") as folder, ExitStack() as open_:
         if "idle" in options.only:
-            say(f"brokers alone, resting for {options.settle:.0f} s")
-            emit(what="bare", **bare_brokers(Path(folder) / "bare", brokers, options.settle, IDLE_S))
+            for followers in (0, BARE_FOLLOWERS):
+                say(f"brokers and {followers} bare followers, resting for {options.settle:.0f} s")
+                place = Path(folder) / f"bare-{followers}"
+                emit(what="bare", **bare(place, brokers, followers, options.settle, IDLE_S))
         say(f"starting a stack with {brokers} broker{'s' if brokers > 1 else ''}")
         system = open_.enter_context(user_system(Path(folder), brokers))
         system.prepare(READ_FILES)
@@ -149,12 +153,13 @@ def run(brokers: int, options: argparse.Namespace, emit: Emit) -> None:
 
 def shown(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
     """Yield the tables for people."""
-    rest = Table("brokers", "audit", "cores at rest", "by process")
+    rest = Table("brokers", "with the audit", "cores at rest", "by process")
     work = Table("brokers", "what", "size", "clients", "per second", "p50 ms", "p99 ms", "processor ms")
     for row in rows:
         if row["what"] in ("idle", "bare"):
             spent = ", ".join(f"{name} {share}" for name, share in row["by_process"].items())
-            audited = {None: "brokers alone", False: "no", True: "yes"}[row.get("audit")]
+            bare = f"brokers and {row.get('followers')} bare followers alone"
+            audited = {None: bare, False: "no", True: "yes"}[row.get("audit")]
             rest.add_row(str(row["brokers"]), audited, str(row["cores"]), spent)
             continue
         words = " ".join(str(row[name]) for name in ("what", "consistency", "door") if name in row)

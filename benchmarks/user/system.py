@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ from benchmarks.processor_time import spent_by_process
 from benchmarks.user.commands import BUCKET, VOLUME, UserCommand, read_key
 from producers import Client
 from stratolog.local.kafka import LONG_RUN_JVM
+from stratolog.local.processes import Process, free_ports, spawn, stop_all
 from tests.support.local.stack import LocalKafka, TestStack
 
 MIB = 1024**2
 RUN_TIMEOUT_S = 600
 PLAIN_TOPIC = "bench-plain"
 AUDIT_START_S = 180
+STOP_S = 20.0
 
 
 class UserSystem:
@@ -123,13 +125,30 @@ def user_system(folder: Path, brokers: int) -> Iterator[UserSystem]:
         yield UserSystem(stack, folder)
 
 
-def bare_brokers(folder: Path, brokers: int, settle_s: float, seconds: float) -> dict[str, Any]:
-    """Return what brokers without topics and clients take at rest: no stack on them can take less."""
-    with LocalKafka(folder, brokers=brokers, jvm=LONG_RUN_JVM) as kafka:
+def bare(folder: Path, brokers: int, followers: int, settle_s: float, seconds: float) -> dict[str, Any]:
+    """Return what brokers, and Faust followers without duties, take at rest: no stack made of them can take less."""
+    with LocalKafka(folder, brokers=brokers, jvm=LONG_RUN_JVM) as kafka, ExitStack() as open_:
+        started = {f"broker{number}": process for number, process in kafka.processes.items()}
+        for number, process in enumerate(_bare_followers(kafka, folder, followers), 1):
+            open_.callback(stop_all, [process], STOP_S)
+            started[f"follower{number}"] = process
         time.sleep(settle_s)
-        processes = {f"broker{number}": psutil.Process(process.pid) for number, process in kafka.processes.items()}
+        processes = {name: psutil.Process(process.pid) for name, process in started.items()}
         before = spent_by_process(processes)
         time.sleep(seconds)
         after = spent_by_process(processes)
     shares = {name: round((after[name] - before[name]) / seconds, 4) for name in after}
-    return {"cores": round(sum(shares.values()), 3), "by_process": shares}
+    return {"followers": followers, "cores": round(sum(shares.values()), 3), "by_process": shares}
+
+
+def _bare_followers(kafka: LocalKafka, folder: Path, count: int) -> Iterator[Process]:
+    """Start followers of two topics that stay empty."""
+    topics = ("bare.log", "bare.audit")
+    if count:
+        for made in kafka.admin.create_topics([NewTopic(topic, 1, len(kafka.processes)) for topic in topics]).values():
+            made.result()
+    for number, port in enumerate(free_ports(count), 1):
+        own = folder / f"follower{number}"
+        own.mkdir()
+        command = [sys.executable, "-m", "benchmarks.user.bare_follower", kafka.bootstrap_servers, *topics, str(own)]
+        yield spawn([*command, str(port)], log=own / "log", detached=False)

@@ -27,7 +27,7 @@ from om_processors.namespace.context import (
 from replicated_db.core.execution.service import shortened
 from schemas.features import ACCESS_CONTROL, level_of_command
 from schemas.records.identity import ProvenCaller
-from schemas.records.messages import LeaderRequest, Request, RequestBody, ShardCommand, SystemRequest, shard_of_request
+from schemas.records.messages import WITHOUT_VOLUME, Request, RequestBody, shard_of_request
 from schemas.result_codes import NOT_SUPPORTED_OPERATION, WRONG_SHARD
 from schemas.sharding import shard_of
 
@@ -82,11 +82,11 @@ def _pre_execute(request: Request, context: PreExecuteContext, standing: ProvenC
 
 
 def _check_shard(body: RequestBody, context: PreExecuteContext) -> None:
-    if isinstance(body, SystemRequest | LeaderRequest | ShardCommand):  # they have no volume
+    if type(body) in WITHOUT_VOLUME:
         if (shard := shard_of_request(body, context.shards)) != context.shard:
             raise OMError(WRONG_SHARD, f"{type(body).__name__} of shard {shard} sent to shard {context.shard}")
-    elif (shard := _shard_of(body.volume, context.shards)) != context.shard:
-        raise OMError(WRONG_SHARD, f"volume /{body.volume} lives in shard {shard}, not in {context.shard}")
+    elif (shard := _shard_of(volume := body.volume, context.shards)) != context.shard:  # type: ignore[union-attr]
+        raise OMError(WRONG_SHARD, f"volume /{volume} lives in shard {shard}, not in {context.shard}")
 
 
 def apply_request(prepared: RequestPreparation, tx: RowTransaction, authorizer: Authorizer = ALLOW_ALL) -> Result:

@@ -18,7 +18,6 @@ from schemas.records.messages import CommitKey
 from schemas.records.rows import BlockLocation
 from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE, INVALID_REQUEST
 
-
 SMALL_FILE_BYTES = 1024 * 1024
 """A file that is announced with at most so many bytes is small: its block may travel with others (decision 0067)."""
 SMALL_FILES_RUN = 64

@@ -75,7 +75,7 @@ def test_what_is_small_is_one_request(world, size, piece):
 def test_what_grows_past_the_limit_goes_to_datanodes(world, size, piece):
     data = some_bytes(size)
     file = write(world, data, piece=piece)
-    assert sent(world) == ["CreateKey", "AllocateBlock", "CommitKey"]
+    assert sent(world) == ["CreateKey", "CommitKey"], "the block came with the key"
     assert not world.key().inline
     assert world.get() == data
     world.check_replicas(data)
@@ -126,7 +126,7 @@ def test_flushed_bytes_are_on_datanodes(world, method):
         assert sent(world) == [], "nothing was written yet"
         file.write(b"hello")
         getattr(file, method)()
-        assert sent(world) == ["CreateKey", "AllocateBlock"]
+        assert sent(world) == ["CreateKey"]
         file.write(b" world")
         assert (file.tell(), sum(block.length for block in file.locations())) == (11, 5 if method == "hsync" else 0)
     assert world.get() == b"hello world"
@@ -240,7 +240,7 @@ def test_a_cluster_with_a_lower_limit_gets_the_key_on_datanodes(world, limit, si
     world.cluster.inline_bytes = limit
     data = some_bytes(size)
     write(world, data, metadata={"a": "b"})
-    assert sent(world) == ["PutKey", "CreateKey", "AllocateBlock", "CommitKey"]
+    assert sent(world) == ["PutKey", "CreateKey", "CommitKey"]
     assert world.get() == data
     world.check_replicas(data)
     assert world.key().metadata == {"a": "b"}
@@ -254,7 +254,7 @@ def test_a_cluster_with_a_lower_limit_gets_the_key_on_datanodes(world, limit, si
 def test_a_cluster_that_is_not_finalized_gets_the_key_on_datanodes(world):
     world.cluster.level = SNAPSHOTS
     write(world, b"hello")
-    assert sent(world) == ["PutKey", "CreateKey", "AllocateBlock", "CommitKey"]
+    assert sent(world) == ["PutKey", "CreateKey", "CommitKey"]
     assert world.get() == b"hello"
     write(world, b"", key="empty")
     assert sent(world, "empty") == ["CreateKey", "CommitKey"], "nothing is put for a while"
@@ -270,7 +270,7 @@ def test_a_cluster_that_is_not_finalized_gets_the_key_on_datanodes(world):
 def test_metadata_that_leaves_no_room_goes_with_the_key_to_datanodes(world):
     metadata = {"k": "v" * (760 * KIB)}
     write(world, b"x" * 10 * KIB, metadata=metadata)
-    assert sent(world) == ["PutKey", "CreateKey", "AllocateBlock", "CommitKey"]
+    assert sent(world) == ["PutKey", "CreateKey", "CommitKey"]
     assert (world.get(), world.key().metadata) == (b"x" * 10 * KIB, metadata)
 
 
