@@ -27,6 +27,7 @@ from replicated_db.shell.kafka.faust_transport import (
     IDLE_MIN_BYTES,
     IDLE_WAIT_MS,
     _broken_place,
+    pass_by_paused,
 )
 from tests.support.faults.odd_records import append_broken, append_with_bad_header
 from tests.support.local.memory_broker import PARTITIONS, MemoryBroker, memory_broker
@@ -76,6 +77,7 @@ class Fetch:
 
     async def start(self) -> None:
         await asyncio.wait_for(self.below.start(), DEADLINE_S)
+        pass_by_paused(self.below._fetcher)
         await self.consumer._method_queue.start()
         refresh = self.below._client.force_metadata_update
 
@@ -198,6 +200,40 @@ def test_nothing_is_gathered_for_a_while_after_somebody_has_waited(fetching: Fet
         assert fetch.asks_for == (FLOWING_MIN_BYTES, FOR_EVER_MS)
 
     fetching(story, flowing_wait_ms=FOR_EVER_MS)
+
+
+def test_paused_partitions_are_not_looked_at(fetching: Fetching):
+    async def story(fetch: Fetch) -> None:
+        fetch.begin(1)
+        fetcher = fetch.below._fetcher
+        assignment = fetch.below._subscription.subscription.assignment
+        fetcher._in_flight.clear()
+        requests, resets, _, no_leader, resumed = fetcher._get_actions_per_node(assignment)
+        ((_, request),) = requests
+        asked = [number for _, places in request.topics for number, *_ in places]
+        assert (asked, dict(resets), no_leader, resumed) == ([1], {}, False, [])
+
+    fetching(story)
+
+
+def test_a_resumed_partition_is_fetched_without_a_wait(fetching: Fetching):
+    """Nobody waits for the futures of paused partitions any more, so whoever resumes one tells the fetcher."""
+    fetching.append(b"a", partition=2)
+
+    async def story(fetch: Fetch) -> None:
+        fetch.begin(2)
+        assert await fetch.take(1) == [b"a"]
+        fetch.below.pause(fetch.tp(2))
+        fetcher = fetch.below._fetcher
+        await fetch.until(lambda: not fetcher._in_flight)
+        fetcher._fetcher_timeout = FOR_EVER_MS
+        fetcher.seek_to(fetch.tp(0), 0)  # one more look, with the long time-out
+        await asyncio.sleep(STEP_S)
+        fetching.append(b"b", partition=2)
+        await fetch.thread._turn(fetch.tp(2), None, False)
+        assert await fetch.take(1) == [b"b"]
+
+    fetching(story)
 
 
 def test_a_fetch_without_records_ends_the_gathering(fetching: Fetching):
