@@ -8,6 +8,7 @@ import pytest
 
 from om_processors.errors import OMError
 from om_processors.execution.execute import execute
+from om_processors.execution.requests.blocks import SMALL_FILE_BYTES, SMALL_FILES_RUN
 from om_processors.execution.requests.key import MAX_BLOCKS_PER_KEY, MAX_EXPIRED_ROWS, PREALLOCATED_BLOCKS
 from om_processors.namespace import ids, quota, tables
 from replicated_db.core.tables.merge import encode_int64
@@ -294,6 +295,20 @@ def test_allocate_appends_a_block():
     assert (row.size, row.update_id, row.modification_time_ms, row.creation_time_ms) == (150, 4, 1040, 1030)
     world.do(commit(opened, size=300))
     assert key_of(world, "a/b").blocks == [*opened.blocks, block]
+
+
+def test_small_files_of_a_while_share_a_pipeline_and_larger_ones_take_turns():
+    """Only blocks of one pipeline travel together (decision 0067), and a large block should not wait behind others."""
+    world = World().make()
+    world.index = 10 * SMALL_FILES_RUN - 1
+
+    def places(count: int, size: int) -> list[str]:
+        return [world.session(create(f"k{number}", size)).blocks[0].pipeline for number in range(count)]
+
+    first, second, third = (places(SMALL_FILES_RUN, size) for size in (1, BLOCK_SIZE_BYTES, SMALL_FILE_BYTES))
+    assert [len(set(run)) for run in (first, second, third)] == [1, 1, 1]
+    assert {first[0], second[0], third[0]} == set(PIPELINES)
+    assert len(set(places(3, SMALL_FILE_BYTES + 1))) == 3
 
 
 def test_excluded_pipelines_are_avoided():
