@@ -10,7 +10,7 @@ put     files of 4 KiB, 32 KiB and 1 MiB, written through ``client.open(…, "wb
 get     files of 4 KiB and 32 KiB, read back
 lookup  ``client.key_info`` at each consistency level, and ``client.key_infos`` of 100 keys, through one node
 request CreateKey at one in flight: straight to the leader, through the brokers, and beside them a bare produce with
-        ``acks=all`` of one record at a time, in turns
+        ``acks=all`` of one record at a time, at once and each millisecond, in turns
 ======= ==============================================================================================================
 
 Everything is real and runs here: brokers, three Object Managers, three datanodes, the audit, and the user in a process
@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ BARE_FOLLOWERS = 6
 """As many Faust followers as the stack has: of three Object Managers and three datanodes."""
 TURNS = 3
 """Turns of the one request and the plain produce."""
+PAUSE_S = 0.001
+"""How long the paced produce rests between two records: about as long as a request's other steps take."""
 
 Emit = Callable[..., None]
 
@@ -115,11 +118,16 @@ class UserBench:
                     self._measure(self._command(what, clients, **more), consistency=level)
 
     def request(self) -> None:
-        """One request at a time, through either door, beside the plain produce."""
+        """One request at a time, through either door, beside the plain produce.
+
+        A producer that sends the next record at once finds threads and caches warm. So it is also measured at the pace
+        of requests.
+        """
         for turn in range(TURNS):
             plain = self._command(PRODUCE, 1, nodes=(), brokers=self._brokers, topic=PLAIN_TOPIC)
             for door, command in (
                 ("none", plain),
+                ("none, paced", replace(plain, pause_s=PAUSE_S)),
                 ("direct", self._command(CREATE, 1)),
                 ("kafka", self._command(CREATE, 1, nodes=(), brokers=self._brokers)),
             ):

@@ -19,7 +19,8 @@ class UserCommand:
     """What a user does, with how many threads, for how many seconds after the warm-up.
 
     ``size`` is that of files, in bytes; ``consistency`` that of lookups; ``keys`` is how many files there are to be
-    read. ``brokers`` and ``nodes`` are what the client is given; ``produce`` writes to ``topic``.
+    read. ``brokers`` and ``nodes`` are what the client is given; ``produce`` writes to ``topic``. A thread rests for
+    ``pause_s`` between two calls, which is not measured.
     """
 
     what: str
@@ -32,6 +33,7 @@ class UserCommand:
     consistency: str = ""
     keys: int = 0
     topic: str = ""
+    pause_s: float = 0.0
     run: int = 0
     """A number of its own for each measurement, so that names of keys are new."""
 

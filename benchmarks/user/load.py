@@ -112,6 +112,8 @@ def run(command: UserCommand, act: Act) -> dict[str, object]:
                 turn += 1
                 if now_s >= begun_s:
                     taken[number].append(time.monotonic() - now_s)
+                if command.pause_s:
+                    time.sleep(command.pause_s)
         except Exception as error:
             errors.append(error)
 

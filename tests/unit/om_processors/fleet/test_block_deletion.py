@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from om_processors.execution.requests.blocks import SMALL_FILES_RUN
 from om_processors.fleet import block_deletion
 from om_processors.fleet.block_deletion import BlockDeletion
 from om_processors.fleet.core.fleet import Fleet, Picture
@@ -135,7 +136,7 @@ def test_nothing_is_deleted_before_each_holder_of_a_copy_has_had_time_to_be_hear
 def test_a_pipeline_that_nobody_follows_keeps_its_rows_and_no_others():
     case = Case()
     case.key("a", 1)
-    case.world.index += 1  # the next key goes to the next pipeline
+    case.world.index += SMALL_FILES_RUN  # the next small file goes to the next pipeline
     case.key("b", 1)
     numbers = [
         tables.decode_key(case.world.tables.get(DELETED_TABLE, key) or b"").blocks[0].container_id & 255 for key in case.rows()
