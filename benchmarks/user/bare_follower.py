@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import faust
 import mode.loop
 
 from replicated_db.shell.follower import make_app, place_group
-from replicated_db.shell.process import calm_collector, fatal
+from replicated_db.shell.process import calm_collector, fatal, when_brokers_answer
 
 
 def main() -> None:
@@ -24,7 +25,8 @@ def main() -> None:
     brokers, log_topic, audit_topic, folder, port = sys.argv[1:]
     mode.loop.use("uvloop")
     group = f"bare-{uuid.uuid4().hex}"
-    place_group(brokers, group, log_topic=log_topic, audit_topic=audit_topic, replicas={}, partitions=1)
+    place = partial(place_group, brokers, group, log_topic=log_topic, audit_topic=audit_topic)
+    when_brokers_answer(partial(place, replicas={}, partitions=1))  # the topics are a moment old
     app = make_app(
         group, bootstrap_servers=brokers, host="127.0.0.1", port=int(port), data_dir=Path(folder), fatal=fatal
     )

@@ -19,7 +19,7 @@ from benchmarks.processor_time import spent_by_process
 from benchmarks.user.commands import BUCKET, VOLUME, UserCommand, read_key
 from producers import Client
 from stratolog.local.kafka import LONG_RUN_JVM
-from stratolog.local.processes import Process, free_ports, spawn, stop_all
+from stratolog.local.processes import Process, free_ports, log_tail, spawn, stop_all
 from tests.support.local.stack import LocalKafka, TestStack
 
 MIB = 1024**2
@@ -137,6 +137,8 @@ def bare(folder: Path, brokers: int, followers: int, settle_s: float, seconds: f
         before = spent_by_process(processes)
         time.sleep(seconds)
         after = spent_by_process(processes)
+        if ended := [name for name, process in started.items() if not process.is_running()]:
+            raise RuntimeError(f"{', '.join(ended)} ended: {[log_tail(path, 20) for path in folder.glob('*/log')]}")
     shares = {name: round((after[name] - before[name]) / seconds, 4) for name in after}
     return {"followers": followers, "cores": round(sum(shares.values()), 3), "by_process": shares}
 

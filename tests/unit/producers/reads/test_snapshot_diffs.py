@@ -87,6 +87,20 @@ def test_it_waits_until_the_job_is_done():
     assert nodes.asked == ["n1"]
 
 
+def test_looks_are_paced_up_to_a_second():
+    nodes = Nodes()
+    nodes.looks = 8
+    pauses: list[float] = []
+    found = SnapshotDiff(nodes, "/path", TWO, "the difference", pause=pauses.append)
+    assert keys(Pages(found.page, "", None)) == KEYS
+    assert pauses == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
+    pauses.clear()
+    nodes.down.add("n1")
+    with pytest.raises(NotConnected, match="the difference: n1: refused"):
+        found._looked("/v1/jobs/1", {})
+    assert pauses == [0.02, 0.08, 0.32, 1.0], "after each failed look but the last"
+
+
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
 def test_pages(size: int):
     assert keys(diff(Nodes(), page_size=size)) == KEYS
