@@ -121,7 +121,8 @@ class InlineWriter:
             self._begun.check()
             with self._step():
                 writer = KeyWriter(
-                    self._client, self._streams, self._place, size=max(self._size, self._held_bytes + coming_bytes), replication=self._replication,
+                    self._client, self._streams, self._place,
+                    size=max(self._size, self._held_bytes + coming_bytes), replication=self._replication,
                     metadata=self._metadata, options=self._options, begun=self._begun,
                 )  # fmt: skip
                 self._writer = writer
