@@ -166,8 +166,8 @@ def shown(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
     for row in rows:
         if row["what"] in ("idle", "bare"):
             spent = ", ".join(f"{name} {share}" for name, share in row["by_process"].items())
-            bare = f"brokers and {row.get('followers')} bare followers alone"
-            audited = {None: bare, False: "no", True: "yes"}[row.get("audit")]
+            alone = f"brokers and {row.get('followers')} bare followers alone"
+            audited = {None: alone, False: "no", True: "yes"}[row.get("audit")]
             rest.add_row(str(row["brokers"]), audited, str(row["cores"]), spent)
             continue
         words = " ".join(str(row[name]) for name in ("what", "consistency", "door") if name in row)

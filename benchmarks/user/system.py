@@ -128,10 +128,11 @@ def user_system(folder: Path, brokers: int) -> Iterator[UserSystem]:
 def bare(folder: Path, brokers: int, followers: int, settle_s: float, seconds: float) -> dict[str, Any]:
     """Return what brokers, and Faust followers without duties, take at rest: no stack made of them can take less."""
     with LocalKafka(folder, brokers=brokers, jvm=LONG_RUN_JVM) as kafka, ExitStack() as open_:
+        following: list[Process] = []
+        open_.callback(stop_all, following, STOP_S)
+        following.extend(_bare_followers(kafka, folder, followers))
         started = {f"broker{number}": process for number, process in kafka.processes.items()}
-        for number, process in enumerate(_bare_followers(kafka, folder, followers), 1):
-            open_.callback(stop_all, [process], STOP_S)
-            started[f"follower{number}"] = process
+        started.update({f"follower{number}": process for number, process in enumerate(following, 1)})
         time.sleep(settle_s)
         processes = {name: psutil.Process(process.pid) for name, process in started.items()}
         before = spent_by_process(processes)

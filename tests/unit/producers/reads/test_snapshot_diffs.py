@@ -88,8 +88,7 @@ def test_it_waits_until_the_job_is_done():
 
 
 def test_looks_are_paced_up_to_a_second():
-    nodes = Nodes()
-    nodes.looks = 8
+    nodes = Nodes(looks=8)
     pauses: list[float] = []
     found = SnapshotDiff(nodes, "/path", TWO, "the difference", pause=pauses.append)
     assert keys(Pages(found.page, "", None)) == KEYS
