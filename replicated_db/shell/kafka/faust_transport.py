@@ -3,8 +3,10 @@
 Faust fetches each record as soon as it is there. Each fetch costs the follower about a millisecond of processor time,
 and the broker as much again: on a lightly loaded shard more than all the rest of the system (docs/performance.md). A
 follower gains nothing by such speed, because the leader answers from its own replica. So while records flow, the
-broker is asked to wait until there is more to send, FLOWING_WAIT_MS at most. After FLOWING_WAITS of these waits
-without a record, the broker is asked to answer with the first record, and an idle node costs nothing. A linearizable
+broker is asked to wait until there is more to send, FLOWING_WAIT_MS at most. Records flow if they come so fast that
+such a wait finds another one (:class:`Flow`): where they come more slowly, a wait would only end without a record,
+and be asked for again. After FLOWING_WAITS of these waits without a record, the broker is asked to answer with the
+first record, and an idle node costs nothing. A linearizable
 or session read on a follower waits for a record, so for HURRY_S after each such wait
 (:meth:`FollowerTransport.hurry`) nothing is gathered either: only the first reader waits for the end of a fetch that
 gathers. (Faust itself notices an idle log only after five seconds. Until then it would ask hundreds of times a
@@ -32,7 +34,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Hashable, Iterable
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from threading import Lock
 from typing import Any
@@ -84,6 +86,26 @@ class BeyondEnd:
         return lasting
 
 
+class Flow:
+    """Whether records come so fast that a wait for more finds some.
+
+    >>> flow = Flow()
+    >>> flow.took(1, 10.0, wait_s=0.02), flow.took(1, 10.5, wait_s=0.02), flow.took(1, 10.51, wait_s=0.02)
+    (False, False, True)
+    """
+
+    def __init__(self) -> None:
+        self._last_s = float("-inf")
+
+    def took(self, records: int, now_s: float, *, wait_s: float) -> bool:
+        """Take note of the records that a fetch has brought.
+
+        Returns whether ``wait_s`` is long enough for another one, if they go on as they came since the fetch before.
+        """
+        passed_s, self._last_s = now_s - self._last_s, now_s
+        return passed_s <= records * wait_s
+
+
 class _Thread(aiokafka.AIOKafkaConsumerThread):
     consumer: Any
     _quiet: asyncio.TimerHandle | None = None
@@ -91,6 +113,7 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._beyond_end = BeyondEnd()
+        self._flow = Flow()
 
     async def on_start(self) -> None:
         """Make aiokafka's consumer; it looks at the partitions that it fetches alone."""
@@ -122,7 +145,7 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
         if self._quiet is not None:
             self._quiet.cancel()
             self._quiet = None
-        if records and not self.consumer.transport.hurries:
+        if records and self._flows(records) and not self.consumer.transport.hurries:
             wait_ms = self.consumer.transport.flowing_wait_ms
             _ask_for(fetcher, FLOWING_MIN_BYTES, wait_ms)
             loop = asyncio.get_running_loop()
@@ -132,6 +155,11 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
         else:
             _ask_for(fetcher, IDLE_MIN_BYTES, IDLE_WAIT_MS)
         return records
+
+    def _flows(self, records: Mapping[Any, Sequence[Any]]) -> bool:
+        wait_s = self.consumer.transport.flowing_wait_ms / 1000
+        count = sum(map(len, records.values()))
+        return self._flow.took(count, asyncio.get_running_loop().time(), wait_s=wait_s)
 
     def _pass_by(self, consumer: Any, fetcher: Any, error: UnicodeDecodeError) -> None:
         """Go on after a record that aiokafka cannot read.

@@ -26,6 +26,7 @@ from replicated_db.shell.kafka.faust_transport import (
     FLOWING_WAITS,
     IDLE_MIN_BYTES,
     IDLE_WAIT_MS,
+    Flow,
     _broken_place,
     pass_by_paused,
 )
@@ -90,6 +91,10 @@ class Fetch:
     async def stop(self) -> None:
         await self.below.stop()
         await self.consumer._method_queue.stop()
+
+    def flow(self) -> None:
+        """Have records flow: a fetch has brought one just now."""
+        self.thread._flow.took(1, asyncio.get_running_loop().time(), wait_s=0.0)
 
     def tp(self, partition: int) -> TopicPartition:
         return TopicPartition(self.topic, partition)
@@ -176,12 +181,41 @@ def test_while_records_flow_the_broker_gathers_them(fetching: Fetching):
 
     async def story(fetch: Fetch) -> None:
         fetch.begin(0)
+        fetch.flow()
         assert await fetch.take(2) == [b"a", b"b"]
         assert fetch.asks_for == (FLOWING_MIN_BYTES, FOR_EVER_MS)
         left_s = fetch.thread._quiet.when() - asyncio.get_running_loop().time()
         assert 0.9 < left_s / (FLOWING_WAITS * FOR_EVER_MS / 1000) <= 1
 
     fetching(story, flowing_wait_ms=FOR_EVER_MS)
+
+
+def test_a_record_that_comes_alone_is_no_flow(fetching: Fetching):
+    """Ticks, and entries that are further apart than the wait: to gather would only end without a record."""
+    fetching.append(b"a")
+
+    async def story(fetch: Fetch) -> None:
+        fetch.begin(0)
+        await fetch.take(1)
+        assert fetch.asks_for == (IDLE_MIN_BYTES, IDLE_WAIT_MS)
+        fetching.append(b"b")
+        await asyncio.sleep(2 * STEP_S)
+        await fetch.take(1)
+        assert fetch.asks_for == (IDLE_MIN_BYTES, IDLE_WAIT_MS)
+        assert fetch.thread._quiet is None
+
+    fetching(story, flowing_wait_ms=int(STEP_S * 1000))
+
+
+@pytest.mark.parametrize(
+    ("records", "passed_s", "flows"),
+    [(1, 0.019, True), (1, 0.021, False), (5, 0.099, True), (5, 0.101, False), (1, 0.0, True), (1000, 60.0, False)],
+)
+def test_records_flow_if_a_wait_finds_another(records: int, passed_s: float, flows: bool):
+    flow = Flow()
+    assert not flow.took(1000, 5.0, wait_s=0.02), "nobody knows how long the first ones took to come"
+    assert flow.took(records, 5.0 + passed_s, wait_s=0.02) is flows
+    assert not flow.took(records, 5.0 + passed_s + 0.03 * records, wait_s=0.02), "counted from the fetch before"
 
 
 def test_nothing_is_gathered_for_a_while_after_somebody_has_waited(fetching: Fetching):
@@ -241,6 +275,7 @@ def test_a_fetch_without_records_ends_the_gathering(fetching: Fetching):
 
     async def story(fetch: Fetch) -> None:
         fetch.begin(0)
+        fetch.flow()
         await fetch.take(1)
         quiet = fetch.thread._quiet
         assert await fetch.fetch(0.0) == {}
@@ -257,6 +292,7 @@ def test_each_record_prolongs_the_gathering(fetching: Fetching):
 
     async def story(fetch: Fetch) -> None:
         fetch.begin(0, 1)
+        fetch.flow()
         await fetch.fetched(0, 1)
         await fetch.thread._fetch_records(fetch.below, {fetch.tp(0)}, timeout=0, max_records=1)
         first = fetch.thread._quiet
@@ -274,7 +310,9 @@ def test_the_gathering_ends_by_itself_when_nobody_fetches(fetching: Fetching):
     async def story(fetch: Fetch) -> None:
         assert fetch.transport.flowing_wait_ms == FLOWING_WAIT_MS
         fetch.begin(0)
+        fetch.thread._flow.took(1, float("inf"), wait_s=0.0)  # whatever the time, the next record is in the flow
         await fetch.take(1)
+        assert fetch.thread._quiet is not None
         await fetch.until(lambda: fetch.asks_for == (IDLE_MIN_BYTES, IDLE_WAIT_MS))
 
     fetching(story)
