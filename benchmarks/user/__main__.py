@@ -1,7 +1,7 @@
 """What a user does all day, measured: one small file, one lookup, one request, and a stack at rest.
 
     python -m benchmarks.user [--brokers 1 3] [--only idle put get lookup request] [--seconds 10] [--clients 1 16]
-                              [--no-audit]
+                              [--no-audit] [--compile 120]
 
 ======= ==============================================================================================================
 idle    cores that the stack takes while nothing is asked of it, without the audit and with it, by process; before
@@ -14,7 +14,8 @@ request CreateKey at one in flight: straight to the leader, through the brokers,
 ======= ==============================================================================================================
 
 Everything is real and runs here: brokers, three Object Managers, three datanodes, the audit, and the user in a process
-of its own with ``--clients`` threads. Standard output has one JSON object a line: `what`, `brokers`, `size`, `clients`,
+of its own with ``--clients`` threads. Before the first figure of work the stack does some of each kind for
+``--compile`` seconds: until then a broker's compiler takes up to a quarter of a core. Standard output has one JSON object a line: `what`, `brokers`, `size`, `clients`,
 `per_second`, `p50_ms`, `p99_ms`, `cpu_ms` (of all processes, per operation), `cpu_ms_by_process`. A table goes to
 standard error. Nothing is asserted.
 """
@@ -48,6 +49,9 @@ SETTLE_S = 120.0
 """Seconds without work before the stack counts as idle."""
 BARE_FOLLOWERS = 6
 """As many Faust followers as the stack has: of three Object Managers and three datanodes."""
+COMPILE_S = 120.0
+"""Seconds of mixed work before the first figure. The JVMs of peers are given as long."""
+COMPILE_CLIENTS = 16
 TURNS = 3
 """Turns of the one request and the plain produce."""
 PAUSE_S = 0.001
@@ -68,6 +72,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warm-up", type=float, default=5.0, help="seconds of load before each measurement")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16], help="threads of the user")
     parser.add_argument("--settle", type=float, default=SETTLE_S, help="seconds before the stack counts as idle")
+    parser.add_argument("--compile", type=float, default=COMPILE_S, help="seconds of mixed work before the first figure")
     parser.add_argument("--no-audit", action="store_true")
     return parser.parse_args(arguments)
 
@@ -95,6 +100,18 @@ class UserBench:
         say(f"resting for {self._options.settle:.0f} s")
         time.sleep(self._options.settle)
         self._emit(what="idle", audit=audited, **self._system.idle(IDLE_S))
+
+    def compile(self, seconds: float) -> None:
+        """Let the stack do some work of each kind, so that its JVMs compile what work needs; show nothing of it."""
+        (small, count), (large, _) = READ_FILES.items()
+        work = (
+            self._command(PUT, COMPILE_CLIENTS, size=small),
+            self._command(PUT, COMPILE_CLIENTS, size=large),
+            self._command(CREATE, COMPILE_CLIENTS, nodes=(), brokers=self._brokers),
+            self._command(LOOKUP, COMPILE_CLIENTS, size=small, keys=count, consistency="linearizable"),
+        )
+        for command in work:
+            self._system.measure(replace(command, warm_up_seconds=0.0, seconds=seconds / len(work)))
 
     def put(self) -> None:
         """Write files."""
@@ -153,10 +170,13 @@ def run(brokers: int, options: argparse.Namespace, emit: Emit) -> None:
             open_.enter_context(system.audited())
             if "idle" in options.only:
                 bench.idle(audited=True)
-        for part in ("put", "get", "lookup", "request"):
-            if part in options.only:
-                say(part)
-                getattr(bench, part)()
+        parts = [part for part in PARTS if part in options.only and part != "idle"]
+        if parts and options.compile:
+            say(f"mixed work for {options.compile:.0f} s")
+            bench.compile(options.compile)
+        for part in parts:
+            say(part)
+            getattr(bench, part)()
 
 
 def shown(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
