@@ -72,7 +72,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warm-up", type=float, default=5.0, help="seconds of load before each measurement")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16], help="threads of the user")
     parser.add_argument("--settle", type=float, default=SETTLE_S, help="seconds before the stack counts as idle")
-    parser.add_argument("--compile", type=float, default=COMPILE_S, help="seconds of mixed work before the first figure")
+    parser.add_argument(
+        "--compile", type=float, default=COMPILE_S, help="seconds of mixed work before the first figure"
+    )
     parser.add_argument("--no-audit", action="store_true")
     return parser.parse_args(arguments)
 
