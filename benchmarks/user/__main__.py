@@ -14,10 +14,10 @@ request CreateKey at one in flight: straight to the leader, through the brokers,
 ======= ==============================================================================================================
 
 Everything is real and runs here: brokers, three Object Managers, three datanodes, the audit, and the user in a process
-of its own with ``--clients`` threads. Before the first figure the stack does some work of each kind for
-``--compile`` seconds: until then a broker's compiler takes up to a quarter of a core, also at rest. Standard output has one JSON object a line: `what`, `brokers`, `size`, `clients`,
-`per_second`, `p50_ms`, `p99_ms`, `cpu_ms` (of all processes, per operation), `cpu_ms_by_process`. A table goes to
-standard error. Nothing is asserted.
+of its own with ``--clients`` threads. Before the first figure the stack does some work of each kind for ``--compile``
+seconds: until then a broker's compiler takes up to a quarter of a core, also at rest. Standard output has one JSON
+object a line: `what`, `brokers`, `size`, `clients`, `per_second`, `p50_ms`, `p99_ms`, `cpu_ms` (of all processes, per
+operation), `cpu_ms_by_process`. A table goes to standard error. Nothing is asserted.
 """
 
 from __future__ import annotations
