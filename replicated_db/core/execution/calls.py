@@ -17,7 +17,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol, TypeVar
 
 from replicated_db.core.errors import StopProcess
-from replicated_db.core.execution.retry import BELOW_FLOOR, HASH_BYTES, Get, is_below_floor, is_expired, retry_key
+from replicated_db.core.execution.retry import BELOW_FLOOR, HASH_BYTES, Get, is_below_floor, is_expired
 from replicated_db.core.execution.service import (
     MAX_REFUSAL_BYTES,
     MAX_REQUEST_BYTES,
@@ -92,7 +92,7 @@ def judge_call(
     if not client_id:
         return RUN if prepared is None else _refused_as_prepared(prepared)
     call_id = call.call_id
-    row = get(RETRY, retry_key(client_id, call_id))
+    row = get(RETRY, client_id + call_id)  # the retry_key
     if row is not None:
         if row[:HASH_BYTES] == call.request_hash:
             return CallJudgement(ruling=CallRuling.REPEATED, response=row[HASH_BYTES:])
