@@ -9,7 +9,8 @@ where bucket = ``xxhash64(cf, key) & 255``. Sums make it incremental and indepen
 
 from __future__ import annotations
 
-import struct
+import sys
+from array import array
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import NamedTuple
@@ -24,7 +25,7 @@ SIGN = 1 << 63
 FIRST_CHAIN = bytes(32)
 """Chain before the first record of a log."""
 
-_ROW = struct.Struct(f">{BUCKETS}Q")
+_SWAPS = sys.byteorder == "little"
 
 
 def row_hash(families: Families, cf: str, key: bytes, value: bytes | None) -> int | None:
@@ -56,13 +57,16 @@ class DigestSlots(NamedTuple):
 
 
 class Digests:
-    """Sums per family and bucket, as unsigned 64-bit integers; one list of 256 for each family."""
+    """Sums per family and bucket, as unsigned 64-bit integers; one array of 256 for each family.
+
+    An array is turned into a row of the store a good deal sooner than a list is, and each batch writes some of them.
+    """
 
     __slots__ = ("_families", "sums")
 
     def __init__(self, families: Families) -> None:
         self._families = families
-        self.sums: list[list[int]] = [[0] * BUCKETS for _ in families.names]
+        self.sums: list[array[int]] = [array("Q", bytes(8 * BUCKETS)) for _ in families.names]
 
     def add(self, cf: str, key: bytes, value: bytes) -> None:
         """Add a live row to the sums. Scans use this; apply adds differences itself."""
@@ -84,16 +88,24 @@ class Digests:
     def copy(self) -> Digests:
         """Return an independent copy."""
         copied = Digests(self._families)
-        copied.sums = [row.copy() for row in self.sums]
+        copied.sums = [row[:] for row in self.sums]
         return copied
 
     def pack(self, position: int) -> bytes:
         """Return a family's 256 sums as 2,048 bytes big-endian."""
-        return _ROW.pack(*self.sums[position])
+        row = self.sums[position][:]
+        if _SWAPS:
+            row.byteswap()
+        return row.tobytes()
 
     def unpack(self, position: int, data: bytes) -> None:
         """Restore a family's sums from :meth:`pack`'s bytes."""
-        self.sums[position] = list(_ROW.unpack(data))
+        row = array("Q", data)
+        if len(row) != BUCKETS:
+            raise ValueError(f"{len(data)} bytes of sums, not {8 * BUCKETS}")
+        if _SWAPS:
+            row.byteswap()
+        self.sums[position] = row
 
     def slots(self) -> DigestSlots:
         """Return the slots whose sum is not 0, ascending, and their sums as signed 64 bits."""
