@@ -44,7 +44,7 @@ class OMService:
         status, message, result = codes.OK, "", None
         try:
             if type(request.body) in _COMMANDS:
-                command(request.body, transaction, self._shard)
+                command(request.body, transaction, self._shard)  # type: ignore[arg-type]  # its type says that it is one
             else:
                 context = self._contexts.at(timestamp_ms, transaction.index)
                 prepared = pre_execute(request, context, proposal.standing)

@@ -25,6 +25,7 @@ from replicated_db.core.tables.column_families import RETRY, RETRY_EXPIRY, Famil
 from replicated_db.core.tables.digests import SIGN
 from schemas.column_families import BUCKETS
 from schemas.records.log import Batch, Checkpoint, Delete, Merge, Operation, Put
+from schemas.records.record import record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class FalseClaim:
     own: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Plan:
     """What to write: final rows by (family, key), the change of each slot's digest, and the false claims found."""
 
@@ -134,12 +135,11 @@ def plan_batch(families: Families, view: StoreView, batch: Batch) -> Plan:
     run: list[Replacement] = []
     try:
         for number, operation in enumerate(operations, first):
-            kind = type(operation)
-            if kind is Put:
+            if type(operation) is Put:
                 run.append((operation.cf, operation.key, operation.value, operation.prev))
-            elif kind is Delete:
+            elif type(operation) is Delete:
                 run.append((operation.cf, operation.key, None, operation.prev))
-            elif kind is Merge:
+            elif type(operation) is Merge:
                 planner.replace_all(number - len(run), run)
                 run = []
                 planner.merge(number, operation)

@@ -77,11 +77,12 @@ class Digests:
 
     def change(self, deltas: Mapping[int, int]) -> set[int]:
         """Add to slots; return the positions of the families that changed."""
-        families = set()
+        sums, families = self.sums, set()
         for slot, delta in deltas.items():
-            family, bucket = divmod(slot, BUCKETS)
-            families.add(family)
-            row = self.sums[family]
+            family, bucket = slot // BUCKETS, slot % BUCKETS
+            if family not in families:
+                families.add(family)
+            row = sums[family]
             row[bucket] = (row[bucket] + delta) & MASK
         return families
 

@@ -95,10 +95,10 @@ class Overlay:
         """Forget the oldest layer, whose write is visible in the store. Raises ValueError if it is not the oldest."""
         if not self._layers or self._layers[0][0] != number:
             raise ValueError(f"layer {number} is not the oldest")
-        known, written = self.known, self._layers.popleft()[1].keys()
+        known, gone = self.known, set(self._layers.popleft()[1])
         for _, later in self._layers:
-            written = written - later.keys()
-        for row in written:
+            gone -= later.keys()
+        for row in gone:
             del known[row]
 
     def close_empty_layer(self) -> None:
