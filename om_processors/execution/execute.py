@@ -10,7 +10,6 @@ then drops the transaction, and the error is the response.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NoReturn
 
 from om_processors.errors import OMError
 from om_processors.execution.levels import require_level
@@ -37,8 +36,8 @@ SHARD_CACHE_ENTRIES = 4096
 _shard_of = lru_cache(maxsize=SHARD_CACHE_ENTRIES)(shard_of)
 
 
-def _no_handler(body: RequestBody) -> NoReturn:
-    raise OMError(NOT_SUPPORTED_OPERATION, f"no handler for requests of type {type(body).__name__}")
+def _no_handler(body: RequestBody) -> OMError:
+    return OMError(NOT_SUPPORTED_OPERATION, f"no handler for requests of type {type(body).__name__}")
 
 
 def pre_execute(
@@ -52,7 +51,9 @@ def pre_execute(
     """
     body, shard, index = request.body, context.shard, context.index
     try:
-        handler = HANDLERS.get(type(body)) or _no_handler(body)
+        if type(body) not in HANDLERS:
+            raise _no_handler(body)
+        handler = HANDLERS[type(body)]
         handler.check(body)
         if type(body) in WITHOUT_VOLUME:
             if (its_shard := shard_of_request(body, context.shards)) != shard:
@@ -68,7 +69,7 @@ def pre_execute(
             index=index,
             now_ms=context.now_ms,
             object_id=object_id,
-            session_id=ids.session_id(object_id),
+            session_id=object_id | ids.SESSION_SUB,  # ids.session_id
             blocks=handler.blocks(body, context, object_id) if handler.blocks is not None else [],
             standing=standing,
         )
@@ -92,8 +93,9 @@ def apply_request(prepared: RequestPreparation, tx: RowTransaction, authorizer: 
     if level < (needed := COMMANDS.get(type(body), INITIAL)):
         require_level(level, needed, type(body).__name__)
     authorizer.authorize(prepared, tx)
-    handler = HANDLERS.get(type(body)) or _no_handler(body)
-    return handler.apply(body, prepared, tx)
+    if type(body) not in HANDLERS:
+        raise _no_handler(body)
+    return HANDLERS[type(body)].apply(body, prepared, tx)
 
 
 def require_signing(level: int) -> None:

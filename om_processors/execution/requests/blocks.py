@@ -109,7 +109,8 @@ def _cut(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockLoc
     for block in allocated:
         if offset == body.size:
             break
-        length = min(block.length, body.size - offset)
+        left = body.size - offset
+        length = min(left, block.length)
         blocks.append(
             BlockLocation(
                 container_id=block.container_id, local_id=block.local_id, offset=offset, length=length,

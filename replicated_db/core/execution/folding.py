@@ -38,14 +38,20 @@ class BatchOperations:
 
     def extend(self, operations: Iterable[Put | Delete | Merge]) -> None:
         """Append a request's operations, each of them executed on the state that the earlier ones leave."""
-        folds = self._folds
+        folds, made = self._folds, self._operations
         for operation in operations:
-            if type(operation) is Merge:
-                self._merge(operation)
-                continue
-            if folds and (fold := folds.pop((operation.cf, operation.key), None)) is not None:
+            row = (operation.cf, operation.key)
+            if row in folds:
+                fold = folds[row]
+                if type(operation) is Merge and operation.operator == fold.first.operator:
+                    fold.operands.append(operation.operand)
+                    fold.last = operation
+                    continue
                 self._settle(fold)
-            self._operations.append(operation)
+                del folds[row]
+            if type(operation) is Merge:
+                folds[row] = _Fold(len(made), operation)
+            made.append(operation)
 
     def begin_with(self, checkpoint: Checkpoint) -> None:
         """Put a checkpoint before everything else. Raises ValueError after the first merge, whose place is recorded."""
@@ -53,34 +59,23 @@ class BatchOperations:
             raise ValueError("a checkpoint after the first merge of its batch")
         self._operations.insert(0, checkpoint)
 
-    def _merge(self, merge: Merge) -> None:
-        row = (merge.cf, merge.key)
-        fold = self._folds.get(row)
-        if fold is not None and fold.first.operator == merge.operator:
-            fold.operand = self._operators[merge.operator].combine(fold.operand, merge.operand)
-            fold.last = merge
-            return
-        if fold is not None:
-            self._settle(fold)
-        self._folds[row] = _Fold(len(self._operations), merge)
-        self._operations.append(merge)
-
     def _settle(self, fold: _Fold) -> None:
         """Put one Merge in the place of those that were folded."""
         first, last = fold.first, fold.last
         if last is not first:
             self._operations[fold.number] = Merge(
-                cf=first.cf, key=first.key, operator=first.operator, operand=fold.operand,
+                cf=first.cf, key=first.key, operator=first.operator,
+                operand=self._operators[first.operator].combine(*fold.operands),
                 prev=first.prev, next=last.next,
             )  # fmt: skip
 
 
 class _Fold:
-    """Merges of one row by one operator: their operands combined, and where the first one stands in the batch."""
+    """Merges of one row by one operator, and where the first one stands in the batch."""
 
-    __slots__ = ("first", "last", "number", "operand")
+    __slots__ = ("first", "last", "number", "operands")
 
     def __init__(self, number: int, first: Merge) -> None:
         self.number = number
         self.first = self.last = first
-        self.operand = first.operand
+        self.operands = [first.operand]

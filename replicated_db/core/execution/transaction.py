@@ -82,29 +82,29 @@ class Transaction:
         """Insert or replace a row."""
         if type(value) is not bytes:
             raise Refused(f"a {type(value).__name__} as a value in {cf}: it must be bytes")
-        key_hash, old = self._found(cf, key)
+        key_hash, old = self._begin(cf, key)
         prev = None if old is None else (xxh64_intdigest(old, key_hash) ^ SIGN) - SIGN
         self.operations.append(Put(cf=cf, key=key, value=value, prev=prev))
         self._rows[cf, key] = value
-        self.size_bytes += OPERATION_OVERHEAD_BYTES + len(key) + len(value)
+        self.size_bytes += len(value)
 
     def delete(self, cf: str, key: bytes) -> None:
         """Remove a row; removing an absent one is legal and logged with ``prev`` = none."""
-        key_hash, old = self._found(cf, key)
+        key_hash, old = self._begin(cf, key)
         prev = None if old is None else (xxh64_intdigest(old, key_hash) ^ SIGN) - SIGN
         self.operations.append(Delete(cf=cf, key=key, prev=prev))
         self._rows[cf, key] = None
-        self.size_bytes += OPERATION_OVERHEAD_BYTES + len(key)
 
     def merge(self, cf: str, key: bytes, operator: str, operand: bytes) -> None:
         """Combine a row with an operand by a registered operator."""
-        registered = self._families.operators.get(operator)
-        if registered is None:
-            raise Refused(f"no merge operator {operator!r}; there are: {', '.join(self._families.operators) or 'none'}")
+        operators = self._families.operators
+        if operator not in operators:
+            raise Refused(f"no merge operator {operator!r}; there are: {', '.join(operators) or 'none'}")
+        registered = operators[operator]
         if type(operand) is not bytes:
             raise Refused(f"a {type(operand).__name__} as an operand of {operator}: it must be bytes")
         registered.check(operand)
-        key_hash, old = self._found(cf, key)
+        key_hash, old = self._begin(cf, key)
         new = registered.merge(old, operand)
         self.operations.append(
             Merge(
@@ -114,7 +114,7 @@ class Transaction:
             )
         )  # fmt: skip
         self._rows[cf, key] = new
-        self.size_bytes += OPERATION_OVERHEAD_BYTES + len(key) + len(operand)
+        self.size_bytes += len(operand)
 
     def checkpoint(self, name: str) -> None:
         """Ask for a checkpoint of everything before this batch; it becomes the batch's first operation."""
@@ -185,16 +185,19 @@ class Transaction:
             self._overlay.set_all(self._rows)
         return self.operations
 
-    def _found(self, cf: str, key: bytes) -> tuple[int, bytes | None]:
-        """Check where a row is to be written; return the hash of its key, and the row that is there."""
+    def _begin(self, cf: str, key: bytes) -> tuple[int, bytes | None]:
+        """Check where a row is to be written, and count its key; return the hash of the key, and the row there is."""
         seeds = self._families.seeds
         if cf not in seeds:
             raise Refused(f"no column family {cf!r}; there are: {', '.join(self._families.names)}")
         if type(key) is not bytes:
             raise Refused(f"a {type(key).__name__} as a key in {cf}: it must be bytes")
-        if len(key) > MAX_KEY_BYTES:
-            raise Refused(f"a key of {len(key)} bytes in {cf}; at most {MAX_KEY_BYTES}")
-        return xxh64_intdigest(key, seeds[cf]), self.get(cf, key)
+        if (size_bytes := len(key)) > MAX_KEY_BYTES:
+            raise Refused(f"a key of {size_bytes} bytes in {cf}; at most {MAX_KEY_BYTES}")
+        self.size_bytes += OPERATION_OVERHEAD_BYTES + size_bytes
+        row, rows, known = (cf, key), self._rows, self._overlay.known  # what ``get`` does, without a call
+        old = rows[row] if row in rows else known[row] if row in known else self._overlay.get(cf, key)
+        return xxh64_intdigest(key, seeds[cf]), old
 
 
 def _difference(families: Families, own: DigestSlots, given: DigestSlots) -> str:

@@ -142,7 +142,8 @@ class OperationsBuilder:
             batch.keep(transaction)
         batch.answer(proposal, response, index, recorded=True)
         if client_id:
-            self._overlay.set(RETRY, retry_key(client_id, proposal.call_id), proposal.request_hash + response)
+            key = client_id + proposal.call_id  # the retry_key
+            self._overlay.set(RETRY, key, proposal.request_hash + response)
         return None
 
     def repeat(self, proposal: Proposal, response: bytes) -> Reply | None:

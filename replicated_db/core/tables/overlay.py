@@ -38,8 +38,8 @@ class Overlay:
         For lookups on the hot path: :meth:`get` without its call. To read a row that is missing here, call it.
         """
         self._layers: deque[tuple[int, dict[Row, bytes | None]]] = deque()
-        self._limit = MAX_REMEMBERED
-        """Most entries of ``known``: what is remembered, and the layers' rows when everything was last forgotten."""
+        self._room = MAX_REMEMBERED
+        """How many more rows of the store are remembered before all are forgotten."""
 
     def open_layer(self, number: int) -> None:
         """Begin a layer; numbers ascend."""
@@ -64,15 +64,16 @@ class Overlay:
         value = self._base.get(cf, key)
         if value is not None and len(value) > MAX_REMEMBERED_BYTES:
             return value
-        if len(known) >= self._limit:
+        if not self._room:
             self.forget()
+        self._room -= 1
         self.known[row] = value
         return value
 
     def forget(self) -> None:
         """Forget what was read from the store: something other than a layer has written to the store."""
         self.known = self._in_flight()
-        self._limit = len(self.known) + MAX_REMEMBERED
+        self._room = MAX_REMEMBERED
 
     def _in_flight(self) -> dict[Row, bytes | None]:
         return {row: value for _, rows in self._layers for row, value in rows.items()}
