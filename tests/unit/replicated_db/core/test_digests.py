@@ -76,6 +76,18 @@ def test_a_slot_whose_sum_is_0_is_left_out():
     assert digests.total() == 0
 
 
+def test_sums_are_packed_in_the_order_of_the_network():
+    digests = Digests(FAMILIES)
+    digests.change({1: 2, 255: -1})
+    assert digests.pack(0) == bytes(8) + (2).to_bytes(8, "big") + bytes(253 * 8) + b"\xff" * 8
+
+
+@pytest.mark.parametrize("size", [0, 7, 255 * 8, 257 * 8])
+def test_sums_of_another_size_are_refused(size: int):
+    with pytest.raises(ValueError, match="bytes"):
+        Digests(FAMILIES).unpack(0, bytes(size))
+
+
 def test_pack_and_unpack():
     digests = digest_of_rows(FAMILIES, [("things", b"a", b"1"), ("counters", b"b", b"2")])
     other = Digests(FAMILIES)
