@@ -22,8 +22,8 @@ A volume's or bucket's name has neither ``/`` nor ``#``, so no two rows share a 
 
 Two memos of the pure function *decode* save time on the hot path; a record is immutable by contract. The rows of
 volumes and buckets, which every request reads, are decoded once per value (:data:`HOT_ROWS`), and their keys are made
-once. An open key is remembered
-when it is written (:data:`OPEN_KEYS`): its commit reads it soon, and decoding it costs as much as the rest of a commit.
+once. An open key is remembered when it is written (:data:`OPEN_KEYS`): its commit reads it soon, and decoding it costs
+as much as the rest of a commit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from schemas.records.rows import BucketInfo, DatanodeRow, KeyInfo, VolumeInfo
 from schemas.result_codes import BUCKET_NOT_FOUND, VOLUME_NOT_FOUND
 
 HOT_ROWS = 4096
-"""Most decoded rows that are kept, of volumes, of buckets and of snapshots each; about 1 KiB a row. As many keys, too."""
+"""Most decoded rows that are kept, of volumes, of buckets and of snapshots each; about 1 KiB a row. Likewise keys."""
 OPEN_KEYS = 8192
 """Most open keys that are remembered; about 1 KiB each."""
 OPEN_KEY_BYTES = 2048
