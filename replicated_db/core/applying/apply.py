@@ -64,6 +64,9 @@ class Plan:
         return writes
 
 
+_LAST_BUCKET = BUCKETS - 1
+"""BUCKETS is a power of two: the bits of a hash that say its bucket, without a division."""
+
 Replacement = tuple[str, bytes, bytes | None, int | None]
 """Column family, key, new value (None = remove the row), and the hash of the row that the batch claims to replace."""
 
@@ -97,7 +100,22 @@ class _Planner:
             if value is not None:
                 delta += xxh64_intdigest(value, key_hash)
             rows[row] = value
-            slot = positions[cf] * BUCKETS + key_hash % BUCKETS
+            slot = positions[cf] * BUCKETS + (key_hash & _LAST_BUCKET)
+            deltas[slot] = deltas[slot] + delta if slot in deltas else delta
+
+    def add_retry_rows(self, first: int, retry_rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Write the retry rows of a batch, each of which is claimed to be new: half of a large batch's rows."""
+        rows, deltas, seed, get = self.rows, self.deltas, self.families.seeds[RETRY], self.view.get
+        first_slot = self.families.positions[RETRY] * BUCKETS
+        for number, (key, value) in enumerate(retry_rows, first):
+            row = (RETRY, key)
+            if row in rows or get(RETRY, key) is not None:
+                self.replace_all(number, [(RETRY, key, value, None)])
+                continue
+            key_hash = xxh64_intdigest(key, seed)
+            rows[row] = value
+            slot = first_slot + (key_hash & _LAST_BUCKET)
+            delta = xxh64_intdigest(value, key_hash)
             deltas[slot] = deltas[slot] + delta if slot in deltas else delta
 
     def merge(self, number: int, merge: Merge) -> None:
@@ -149,7 +167,7 @@ def plan_batch(families: Families, view: StoreView, batch: Batch) -> Plan:
     except KeyError as error:
         raise BrokenLog(f"unknown column family {error}: upgrade this node") from error
     retry_rows = rows_of(batch)
-    planner.replace_all(len(batch.operations), [(RETRY, key, value, None) for key, value in retry_rows])
+    planner.add_retry_rows(len(batch.operations), retry_rows)
     return Plan(
         checkpoint=checkpoint, rows=planner.rows, deltas=planner.deltas,
         retry_keys=[key for key, _ in retry_rows], floor_keys=_floors(operations), false_claims=planner.false_claims,

@@ -14,7 +14,7 @@ change the store. Where something else does (late validation), :meth:`Overlay.fo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from replicated_db.core.ports import StoreView
 
@@ -96,9 +96,10 @@ class Overlay:
         """Forget the oldest layer, whose write is visible in the store. Raises ValueError if it is not the oldest."""
         if not self._layers or self._layers[0][0] != number:
             raise ValueError(f"layer {number} is not the oldest")
-        known, gone = self.known, set(self._layers.popleft()[1])
-        for _, later in self._layers:
-            gone -= later.keys()
+        known = self.known
+        gone: Iterable[Row] = self._layers.popleft()[1]
+        if self._layers:
+            gone = set(gone).difference(*(later for _, later in self._layers))
         for row in gone:
             del known[row]
 
