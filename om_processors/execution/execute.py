@@ -17,7 +17,6 @@ from om_processors.execution.requests import HANDLERS
 from om_processors.namespace import ids
 from om_processors.namespace.context import (
     ALLOW_ALL,
-    AnyHandler,
     Authorizer,
     PreExecuteContext,
     RequestPreparation,
@@ -25,7 +24,7 @@ from om_processors.namespace.context import (
     RowTransaction,
 )
 from replicated_db.core.execution.service import shortened
-from schemas.features import ACCESS_CONTROL, level_of_command
+from schemas.features import ACCESS_CONTROL, COMMANDS, INITIAL
 from schemas.records.identity import ProvenCaller
 from schemas.records.messages import WITHOUT_VOLUME, Request, RequestBody, shard_of_request
 from schemas.result_codes import NOT_SUPPORTED_OPERATION, WRONG_SHARD
@@ -37,11 +36,8 @@ SHARD_CACHE_ENTRIES = 4096
 _shard_of = lru_cache(maxsize=SHARD_CACHE_ENTRIES)(shard_of)
 
 
-def _handler(body: RequestBody) -> AnyHandler:
-    handler = HANDLERS.get(type(body))
-    if handler is None:
-        raise OMError(NOT_SUPPORTED_OPERATION, f"no handler for requests of type {type(body).__name__}")
-    return handler
+def _no_handler(body: RequestBody) -> OMError:
+    return OMError(NOT_SUPPORTED_OPERATION, f"no handler for requests of type {type(body).__name__}")
 
 
 def pre_execute(
@@ -53,40 +49,34 @@ def pre_execute(
 
     Raises OMError: NOT_SUPPORTED_OPERATION, INVALID_*, WRONG_SHARD for a volume of another shard.
     """
+    body, shard, index = request.body, context.shard, context.index
     try:
-        return _pre_execute(request, context, standing)
+        if type(body) not in HANDLERS:
+            raise _no_handler(body)
+        handler = HANDLERS[type(body)]
+        handler.check(body)
+        if type(body) in WITHOUT_VOLUME:
+            if (its_shard := shard_of_request(body, context.shards)) != shard:
+                raise OMError(WRONG_SHARD, f"{type(body).__name__} of shard {its_shard} sent to shard {shard}")
+        elif (its_shard := _shard_of(volume := body.volume, context.shards)) != shard:  # type: ignore[union-attr]
+            raise OMError(WRONG_SHARD, f"volume /{volume} lives in shard {its_shard}, not in {shard}")
+        if handler.admit is not None:
+            handler.admit(body, context)
+        object_id = ids.object_id(shard, index)
+        return RequestPreparation(
+            body=body,
+            caller=request.caller,
+            index=index,
+            now_ms=context.now_ms,
+            object_id=object_id,
+            session_id=object_id | ids.SESSION_SUB,  # ids.session_id
+            blocks=handler.blocks(body, context, object_id) if handler.blocks is not None else [],
+            standing=standing,
+        )
     except OMError as error:
         # The leader alone answers this, in both modes, so the text may be cut here. Later messages quote names that
         # have been checked, and are not cut.
         raise OMError(error.status, shortened(error.message)) from error
-
-
-def _pre_execute(request: Request, context: PreExecuteContext, standing: ProvenCaller | None) -> RequestPreparation:
-    body = request.body
-    handler = _handler(body)
-    handler.check(body)
-    _check_shard(body, context)
-    if handler.admit is not None:
-        handler.admit(body, context)
-    object_id = ids.object_id(context.shard, context.index)
-    return RequestPreparation(
-        body=body,
-        caller=request.caller,
-        index=context.index,
-        now_ms=context.now_ms,
-        object_id=object_id,
-        session_id=ids.session_id(object_id),
-        blocks=handler.blocks(body, context, object_id) if handler.blocks is not None else [],
-        standing=standing,
-    )
-
-
-def _check_shard(body: RequestBody, context: PreExecuteContext) -> None:
-    if type(body) in WITHOUT_VOLUME:
-        if (shard := shard_of_request(body, context.shards)) != context.shard:
-            raise OMError(WRONG_SHARD, f"{type(body).__name__} of shard {shard} sent to shard {context.shard}")
-    elif (shard := _shard_of(volume := body.volume, context.shards)) != context.shard:  # type: ignore[union-attr]
-        raise OMError(WRONG_SHARD, f"volume /{volume} lives in shard {shard}, not in {context.shard}")
 
 
 def apply_request(prepared: RequestPreparation, tx: RowTransaction, authorizer: Authorizer = ALLOW_ALL) -> Result:
@@ -97,11 +87,15 @@ def apply_request(prepared: RequestPreparation, tx: RowTransaction, authorizer: 
     """
     if prepared.index != tx.index:
         raise ValueError(f"a request prepared for index {prepared.index} meets a transaction of index {tx.index}")
+    body, level = prepared.body, tx.feature_level
     if prepared.standing is not None:
-        require_signing(tx.feature_level)
-    require_level(tx.feature_level, level_of_command(prepared.body), type(prepared.body).__name__)
+        require_signing(level)
+    if level < (needed := COMMANDS.get(type(body), INITIAL)):
+        require_level(level, needed, type(body).__name__)
     authorizer.authorize(prepared, tx)
-    return _handler(prepared.body).apply(prepared.body, prepared, tx)
+    if type(body) not in HANDLERS:
+        raise _no_handler(body)
+    return HANDLERS[type(body)].apply(body, prepared, tx)
 
 
 def require_signing(level: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from om_processors.errors import OMError
 from om_processors.execution.commands import command
-from om_processors.execution.execute import execute
+from om_processors.execution.execute import apply_request, pre_execute
 from om_processors.namespace.access import ACCESS_RULES
 from om_processors.namespace.context import Contexts, Result
 from replicated_db.core.execution.transaction import Transaction
@@ -15,9 +15,11 @@ from schemas import result_codes as codes
 from schemas.codecs.codec import encode_at
 from schemas.column_families import OM_COLUMN_FAMILIES
 from schemas.features import INITIAL
-from schemas.records.messages import Request, Response, ShardCommand
+from schemas.records.messages import SHARD_COMMANDS, Request, Response
 
 OM_FAMILIES: Families = families(OM_COLUMN_FAMILIES[1:], [ADD_INT64])
+
+_COMMANDS = frozenset(SHARD_COMMANDS)
 
 STATUS_OF = {
     Refusal.EXPIRED: codes.REQUEST_EXPIRED,
@@ -41,11 +43,12 @@ class OMService:
         request: Request = proposal.body
         status, message, result = codes.OK, "", None
         try:
-            if isinstance(request.body, ShardCommand):
-                command(request.body, transaction, self._shard)
+            if type(request.body) in _COMMANDS:
+                command(request.body, transaction, self._shard)  # type: ignore[arg-type]  # its type says that it is one
             else:
                 context = self._contexts.at(timestamp_ms, transaction.index)
-                result = execute(request, transaction, context, ACCESS_RULES, proposal.standing)
+                prepared = pre_execute(request, context, proposal.standing)
+                result = apply_request(prepared, transaction, ACCESS_RULES)
         except OMError as error:
             status, message = error.status, error.message
         return executed(request, transaction, self._shard, status, message, result)

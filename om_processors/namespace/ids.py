@@ -18,7 +18,8 @@ pipelines are only appended.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from functools import lru_cache
 
 from schemas.sharding import MAX_PIPELINES
 
@@ -37,6 +38,9 @@ ROLLS_APART = 37
 It is odd, so that MAX_ROLLS generations begin with different rolls, and large, so that generations in sequence begin
 far apart.
 """
+
+ROLLS_CACHED = 64
+"""Most generations whose rolls are kept; 4 KiB each. Every new block asks for those of its pipeline's."""
 
 EPOCH = 0
 """The epoch of new ids."""
@@ -114,11 +118,12 @@ def container_id(object_id: int, pipeline: int, roll: int = 0) -> int:
     return roll << CONTAINER_BITS | window
 
 
-def rolls(generation: int) -> Iterator[int]:
-    """Yield all rolls of a container once, in the order in which a generation of a pipeline tries them.
+@lru_cache(maxsize=ROLLS_CACHED)
+def rolls(generation: int) -> Sequence[int]:
+    """Return all rolls of a container once, in the order in which a generation of a pipeline tries them.
 
-    >>> list(rolls(1))[:3], list(rolls(2))[:3]
-    ([0, 1, 2], [37, 38, 39])
+    >>> rolls(1)[:3], rolls(2)[:3]
+    ((0, 1, 2), (37, 38, 39))
     """
     first = (generation - 1) * ROLLS_APART
-    return ((first + step) % MAX_ROLLS for step in range(MAX_ROLLS))
+    return tuple((first + step) % MAX_ROLLS for step in range(MAX_ROLLS))

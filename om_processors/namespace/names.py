@@ -32,6 +32,7 @@ NAME_CACHE_ENTRIES = 4096
 SHOWN_CHARACTERS = 100
 """Most characters of an illegal name that an error message repeats."""
 SNAPSHOT_INDICATOR = ".snapshot"
+_INDICATOR_CHARACTERS = len(SNAPSHOT_INDICATOR)
 
 _UNSUPPORTED = re.compile(r"[^a-z0-9.-]")
 _NUMERIC = re.compile(r"[0-9.]*")
@@ -72,6 +73,13 @@ def check_bucket_name(bucket: str) -> None:
         raise OMError(INVALID_BUCKET_NAME, f"illegal bucket name {shown(bucket)}: {fault}")
 
 
+@lru_cache(maxsize=NAME_CACHE_ENTRIES)
+def check_place(volume: str, bucket: str) -> None:
+    """Raise OMError INVALID_VOLUME_NAME or INVALID_BUCKET_NAME for an illegal name. Legal ones are remembered."""
+    check_volume_name(volume)
+    check_bucket_name(bucket)
+
+
 def check_snapshot_name(snapshot: str) -> None:
     """Raise OMError INVALID_SNAPSHOT_ERROR unless ``snapshot`` is a legal name."""
     if fault := _resource_name_fault(snapshot):
@@ -83,7 +91,7 @@ def check_key_name(key: str) -> None:
     if not key:
         raise OMError(INVALID_KEY_NAME, "illegal key name '': it is empty")
     try:
-        size_bytes = len(key.encode())
+        size_bytes = len(key if key.isascii() else key.encode())
     except UnicodeEncodeError as error:
         raise OMError(INVALID_KEY_NAME, f"illegal key name {shown(key)}: it is no Unicode text: {error}") from error
     if size_bytes > MAX_KEY_NAME_BYTES:
@@ -94,7 +102,8 @@ def check_key_name(key: str) -> None:
 def check_new_key_name(key: str) -> None:
     """Raise OMError INVALID_KEY_NAME unless a key may be created under this name."""
     check_key_name(key)
-    if key.startswith(SNAPSHOT_INDICATOR) and key[len(SNAPSHOT_INDICATOR) :][:1] in ("", "/"):
+    # A slice, as nearly no name begins with it.
+    if key[:_INDICATOR_CHARACTERS] == SNAPSHOT_INDICATOR and key[_INDICATOR_CHARACTERS:][:1] in ("", "/"):
         raise OMError(
             INVALID_KEY_NAME, f"illegal key name {shown(key)}: '{SNAPSHOT_INDICATOR}' is reserved for snapshots"
         )

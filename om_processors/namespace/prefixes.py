@@ -49,6 +49,8 @@ def prefixes_of(view: ReadView, bucket: BucketInfo, key: str) -> list[PrefixInfo
 
 def acls_of_new_key(view: ReadView, bucket: BucketInfo, key: str) -> list[Acl]:
     """Return what a new key inherits: of the longest prefix that has DEFAULT entries, or else of its bucket."""
+    if not bucket.prefixes and not bucket.acls:
+        return []
     for info in prefixes_of(view, bucket, key):
         if any(acl.scope == DEFAULT for acl in info.acls):
             return inherited(info.acls, passes_on=False)

@@ -21,8 +21,9 @@ Keys, UTF-8 (session and object ids in decimal), except pipelineTable's::
 A volume's or bucket's name has neither ``/`` nor ``#``, so no two rows share a key.
 
 Two memos of the pure function *decode* save time on the hot path; a record is immutable by contract. The rows of
-volumes and buckets, which every request reads, are decoded once per value (:data:`HOT_ROWS`). An open key is remembered
-when it is written (:data:`OPEN_KEYS`): its commit reads it soon, and decoding it costs as much as the rest of a commit.
+volumes and buckets, which every request reads, are decoded once per value (:data:`HOT_ROWS`), and their keys are made
+once. An open key is remembered when it is written (:data:`OPEN_KEYS`): its commit reads it soon, and decoding it costs
+as much as the rest of a commit.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from schemas.records.rows import BucketInfo, DatanodeRow, KeyInfo, VolumeInfo
 from schemas.result_codes import BUCKET_NOT_FOUND, VOLUME_NOT_FOUND
 
 HOT_ROWS = 4096
-"""Most decoded rows that are kept, of volumes, of buckets and of snapshots each; about 1 KiB a row."""
+"""Most decoded rows that are kept, of volumes, of buckets and of snapshots each; about 1 KiB a row. Likewise keys."""
 OPEN_KEYS = 8192
 """Most open keys that are remembered; about 1 KiB each."""
 OPEN_KEY_BYTES = 2048
@@ -57,11 +58,13 @@ KEY_INFO_LEVEL = VERSIONS["KeyInfo"][-1]
 """Feature level from which on a key's row holds all fields of its record."""
 
 
+@lru_cache(maxsize=HOT_ROWS)
 def volume_key(volume: str) -> bytes:
     """Return a volume's key in volumeTable."""
     return f"/{volume}".encode()
 
 
+@lru_cache(maxsize=HOT_ROWS)
 def bucket_key(volume: str, bucket: str) -> bytes:
     """Return a bucket's key in bucketTable."""
     return f"/{volume}/{bucket}".encode()
@@ -101,11 +104,13 @@ def allotted_bytes_key(volume: str) -> bytes:
     return f"/{volume}/#allottedBytes".encode()
 
 
+@lru_cache(maxsize=HOT_ROWS)
 def used_bytes_key(volume: str, bucket: str) -> bytes:
     """Return the usageTable key of a bucket's committed bytes."""
     return f"/{volume}/{bucket}/#usedBytes".encode()
 
 
+@lru_cache(maxsize=HOT_ROWS)
 def used_keys_key(volume: str, bucket: str) -> bytes:
     """Return the usageTable key of a bucket's number of committed keys."""
     return f"/{volume}/{bucket}/#usedNamespace".encode()

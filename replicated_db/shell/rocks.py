@@ -316,14 +316,14 @@ class RocksStore(RocksView):
     def write(self, writes: Iterable[Write]) -> None:
         """Write all rows atomically."""
         batch = WriteBatch(raw_mode=True)
-        handles = self._handles
+        put, delete, handles = batch.put, batch.delete, self._handles
         try:
             for cf, key, value in writes:
-                handle = handles.get(cf) or self._make(cf)
+                handle = handles[cf] if cf in handles else self._make(cf)
                 if value is None:
-                    batch.delete(key, handle)
+                    delete(key, handle)
                 else:
-                    batch.put(key, value, handle)
+                    put(key, value, handle)
             self._db.write(batch)
         except Exception as error:
             raise _failure("write", error) from error

@@ -36,6 +36,9 @@ except ImportError:  # not built, for want of a compiler
     from schemas.codecs.compiler import compile_encoder
     from schemas.codecs.decompiler import compile_decoder
 
+_ENCODING_ERRORS = (ValueError, TypeError, AttributeError, LookupError)
+"""What encoders raise for a value that does not have its type."""
+
 T = TypeVar("T")
 HEADER_BYTES = len(MARKER) + FINGERPRINT_BYTES
 
@@ -105,20 +108,21 @@ def encode(value: Any) -> bytes:
     header, encoder = _encoders[type(value)]
     try:
         return header + encoder(value)
-    except (ValueError, TypeError, AttributeError, LookupError) as error:
+    except _ENCODING_ERRORS as error:
         raise Unencodable(f"not a valid {type(value).__name__}: {type(error).__name__}: {error}") from error
 
 
 def encode_at(value: Any, level: int) -> bytes:
     """Encode a record in the version of its schema that belongs to feature level ``level`` (``schemas.features``)."""
     if level >= LATEST:
-        return encode(value)
-    name = type(value).__name__
-    header, encoder = _encoder_of_version(name, version_at(name, level))
+        header, encoder = _encoders[type(value)]
+    else:
+        name = type(value).__name__
+        header, encoder = _encoder_of_version(name, version_at(name, level))
     try:
         return header + encoder(value)
-    except (ValueError, TypeError, AttributeError, LookupError) as error:
-        raise Unencodable(f"not a valid {name}: {type(error).__name__}: {error}") from error
+    except _ENCODING_ERRORS as error:
+        raise Unencodable(f"not a valid {type(value).__name__}: {type(error).__name__}: {error}") from error
 
 
 @cache

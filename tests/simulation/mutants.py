@@ -161,17 +161,16 @@ def floors_not_asked() -> Iterator[None]:
 @mutant
 def overlay_kept_after_step_down() -> Iterator[None]:
     """The next claim of a node begins with what its last one had not seen effective."""
-    kept: dict[int, dict[Any, Any]] = {}
+    kept: dict[int, Any] = {}
 
     class Kept(Overlay):
         def __init__(self, base: StoreView) -> None:
             super().__init__(base)
-            self._rows = {row: (value, -1) for row, (value, _) in kept.get(id(base), {}).items()}
-            kept[id(base)] = self._rows
-
-        def layer_of(self, cf: str, key: bytes) -> int | None:
-            number = super().layer_of(cf, key)
-            return None if number == -1 else number
+            self.before: dict[Any, Any] = {}
+            if (last := kept.get(id(base))) is not None:
+                self.before = {**last.before, **last._in_flight()}
+            kept[id(base)] = self
+            self.known.update(self.before)
 
     with patch.object(leader, "Overlay", Kept):
         yield

@@ -8,7 +8,6 @@ pipeline committed it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from om_processors.errors import OMError
 from om_processors.namespace import ids
@@ -39,22 +38,23 @@ def allocate(
             FAILED_TO_FIND_ACTIVE_PIPELINE,
             "no pipeline takes blocks now: each is closed, or one of its datanodes is away, unhealthy or full",
         )
-    candidates: Sequence[NumberedPipeline] = [p for p in pipelines if p[1] not in excluded]
+    candidates: Sequence[NumberedPipeline] = (
+        [pipeline for pipeline in pipelines if pipeline[1] not in excluded] if excluded else pipelines
+    )
     if not candidates:
         names = [name for _, name in pipelines]
         raise OMError(INVALID_REQUEST, f"no pipeline is left: of {names}, the request excludes {list(excluded)}")
     first = context.index // SMALL_FILES_RUN if small else context.index
+    size_bytes, closed = context.block_size_bytes, context.allocation.closed_containers
     blocks = []
     for position in range(count):
         number, pipeline = candidates[(first + position) % len(candidates)]
         blocks.append(
             BlockLocation(
-                container_id=_open_container(
-                    object_id, number, generations.get(number, 1), context.allocation.closed_containers
-                ),
+                container_id=_open_container(object_id, number, generations.get(number, 1), closed),
                 local_id=ids.block_local_id(object_id, position),
-                offset=position * context.block_size_bytes,
-                length=context.block_size_bytes,
+                offset=position * size_bytes,
+                length=size_bytes,
                 pipeline=pipeline,
             )
         )
@@ -109,8 +109,14 @@ def _cut(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockLoc
     for block in allocated:
         if offset == body.size:
             break
-        length = min(block.length, body.size - offset)
-        blocks.append(replace(block, offset=offset, length=length))
+        left = body.size - offset
+        length = min(left, block.length)
+        blocks.append(
+            BlockLocation(
+                container_id=block.container_id, local_id=block.local_id, offset=offset, length=length,
+                pipeline=block.pipeline, bcs_id=block.bcs_id,
+            )
+        )  # fmt: skip
         offset += length
     if offset != body.size:
         raise OMError(

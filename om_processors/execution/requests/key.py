@@ -36,10 +36,9 @@ from om_processors.namespace.context import (
     RowTransaction,
 )
 from om_processors.namespace.names import (
-    check_bucket_name,
     check_key_name,
     check_new_key_name,
-    check_volume_name,
+    check_place,
     shown,
 )
 from om_processors.namespace.prefixes import acls_of_new_key
@@ -74,17 +73,11 @@ MAX_EXPIRED_ROWS = 500
 """Most rows of one ExpireOpenKeys: their operations must fit in a batch."""
 
 
-def check_place(body: CreateKey | AllocateBlock | CommitKey | PutKey | DeleteKey | RenameKey) -> None:
-    """Raise OMError INVALID_VOLUME_NAME or INVALID_BUCKET_NAME for an illegal name."""
-    check_volume_name(body.volume)
-    check_bucket_name(body.bucket)
-
-
 # ---- CreateKey
 
 
 def _check_create(body: CreateKey) -> None:
-    check_place(body)
+    check_place(body.volume, body.bucket)
     check_new_key_name(body.key)
     if body.size < 0:
         raise OMError(INVALID_REQUEST, f"negative size {body.size} of key {shown(body.key)}")
@@ -93,7 +86,7 @@ def _check_create(body: CreateKey) -> None:
 
 def check_kept(body: CreateKey | PutKey) -> None:
     """Raise OMError INVALID_REQUEST for metadata or a replication that no key can have."""
-    if (size_bytes := metadata_bytes(body.metadata)) > MAX_METADATA_BYTES:
+    if body.metadata and (size_bytes := metadata_bytes(body.metadata)) > MAX_METADATA_BYTES:
         raise OMError(
             INVALID_REQUEST,
             f"the metadata of key {shown(body.key)} has {size_bytes} bytes; at most {MAX_METADATA_BYTES} are allowed",
@@ -140,7 +133,7 @@ def _create(body: CreateKey, prepared: RequestPreparation, tx: RowTransaction) -
 
 
 def _check_allocate(body: AllocateBlock) -> None:
-    check_place(body)
+    check_place(body.volume, body.bucket)
     check_key_name(body.key)
 
 
@@ -178,7 +171,7 @@ def _session(tx: RowTransaction, bucket: BucketInfo, body: AllocateBlock | Commi
 
 
 def _check_commit(body: CommitKey) -> None:
-    check_place(body)
+    check_place(body.volume, body.bucket)
     check_key_name(body.key)
     if body.size < 0:
         raise OMError(INVALID_REQUEST, f"negative size {body.size} of key {shown(body.key)}")
@@ -243,7 +236,7 @@ def retire(tx: RowTransaction, info: KeyInfo, prepared: RequestPreparation) -> N
 
 
 def _check_delete(body: DeleteKey) -> None:
-    check_place(body)
+    check_place(body.volume, body.bucket)
     check_key_name(body.key)
 
 
@@ -268,7 +261,7 @@ def _key(tx: RowTransaction, body: DeleteKey | RenameKey, key: str) -> tuple[byt
 
 
 def _check_rename(body: RenameKey) -> None:
-    check_place(body)
+    check_place(body.volume, body.bucket)
     check_key_name(body.from_key)
     check_new_key_name(body.to_key)
 

@@ -16,7 +16,6 @@ from om_processors.errors import OMError
 from om_processors.execution.requests.key import (
     MAX_METADATA_BYTES,
     check_kept,
-    check_place,
     metadata_bytes,
     succeed,
 )
@@ -28,7 +27,7 @@ from om_processors.namespace.context import (
     RequestPreparation,
     RowTransaction,
 )
-from om_processors.namespace.names import check_new_key_name, shown
+from om_processors.namespace.names import check_new_key_name, check_place, shown
 from om_processors.namespace.prefixes import acls_of_new_key
 from schemas.records.messages import PutKey
 from schemas.records.rows import KeyInfo
@@ -37,7 +36,7 @@ from schemas.small_objects import MAX_INLINE_BYTES
 
 
 def _check(body: PutKey) -> None:
-    check_place(body)
+    check_place(body.volume, body.bucket)
     check_new_key_name(body.key)
     check_kept(body)
     _check_size(body, MAX_INLINE_BYTES)

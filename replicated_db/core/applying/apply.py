@@ -12,9 +12,8 @@ The plan is pure; ``replica`` writes it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from xxhash import xxh64_intdigest
 
@@ -26,6 +25,7 @@ from replicated_db.core.tables.column_families import RETRY, RETRY_EXPIRY, Famil
 from replicated_db.core.tables.digests import SIGN
 from schemas.column_families import BUCKETS
 from schemas.records.log import Batch, Checkpoint, Delete, Merge, Operation, Put
+from schemas.records.record import record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class FalseClaim:
     own: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Plan:
     """What to write: final rows by (family, key), the change of each slot's digest, and the false claims found."""
 
@@ -64,6 +64,13 @@ class Plan:
         return writes
 
 
+_LAST_BUCKET = BUCKETS - 1
+"""BUCKETS is a power of two: the bits of a hash that say its bucket, without a division."""
+
+Replacement = tuple[str, bytes, bytes | None, int | None]
+"""Column family, key, new value (None = remove the row), and the hash of the row that the batch claims to replace."""
+
+
 class _Planner:
     """Working state of one plan. ``rows`` doubles as the view of the batch's earlier operations."""
 
@@ -76,24 +83,40 @@ class _Planner:
         self.deltas: dict[int, int] = {}
         self.false_claims: list[FalseClaim] = []
 
-    def replace(self, number: int, cf: str, key: bytes, value: bytes | None, claimed: int | None) -> None:
-        """Write ``value`` (None = remove) where the batch claims to replace a row of hash ``claimed``."""
-        key_hash = xxh64_intdigest(key, self.families.seeds[cf])
-        row = (cf, key)
-        old = self.rows[row] if row in self.rows else self.view.get(cf, key)
-        delta = 0
-        if old is None:
-            own = None
-        else:
-            delta = -(old_hash := xxh64_intdigest(old, key_hash))
-            own = (old_hash ^ SIGN) - SIGN
-        if own != claimed:
-            self._contradict(number, row, "prev", claimed, own)
-        if value is not None:
-            delta += xxh64_intdigest(value, key_hash)
-        self.rows[row] = value
-        slot = self.families.positions[cf] * BUCKETS + (key_hash % BUCKETS)
-        self.deltas[slot] = self.deltas.get(slot, 0) + delta
+    def replace_all(self, first: int, replacements: Iterable[Replacement]) -> None:
+        """Write rows in order. The first one is that of the operation numbered ``first``."""
+        rows, deltas, seeds, positions = self.rows, self.deltas, self.families.seeds, self.families.positions
+        get, sign = self.view.get, SIGN
+        for number, (cf, key, value, claimed) in enumerate(replacements, first):
+            key_hash = xxh64_intdigest(key, seeds[cf])
+            row = (cf, key)
+            old = rows[row] if row in rows else get(cf, key)
+            delta, own = 0, None
+            if old is not None:
+                delta = -(old_hash := xxh64_intdigest(old, key_hash))
+                own = (old_hash ^ sign) - sign
+            if own != claimed:
+                self._contradict(number, row, "prev", claimed, own)
+            if value is not None:
+                delta += xxh64_intdigest(value, key_hash)
+            rows[row] = value
+            slot = positions[cf] * BUCKETS + (key_hash & _LAST_BUCKET)
+            deltas[slot] = deltas[slot] + delta if slot in deltas else delta
+
+    def add_retry_rows(self, first: int, retry_rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Write the retry rows of a batch, each of which is claimed to be new: half of a large batch's rows."""
+        rows, deltas, seed, get = self.rows, self.deltas, self.families.seeds[RETRY], self.view.get
+        first_slot = self.families.positions[RETRY] * BUCKETS
+        for number, (key, value) in enumerate(retry_rows, first):
+            row = (RETRY, key)
+            if row in rows or get(RETRY, key) is not None:
+                self.replace_all(number, [(RETRY, key, value, None)])
+                continue
+            key_hash = xxh64_intdigest(key, seed)
+            rows[row] = value
+            slot = first_slot + (key_hash & _LAST_BUCKET)
+            delta = xxh64_intdigest(value, key_hash)
+            deltas[slot] = deltas[slot] + delta if slot in deltas else delta
 
     def merge(self, number: int, merge: Merge) -> None:
         """Combine the row that this replica really holds with the operand."""
@@ -105,7 +128,7 @@ class _Planner:
         old = self.rows[row] if row in self.rows else self.view.get(merge.cf, merge.key)
         new = operator.merge(old, merge.operand)
         known = len(self.false_claims)
-        self.replace(number, merge.cf, merge.key, new, merge.prev)
+        self.replace_all(number, [(merge.cf, merge.key, new, merge.prev)])
         own = (xxh64_intdigest(new, key_hash) ^ SIGN) - SIGN
         if own != merge.next and len(self.false_claims) == known:
             self._contradict(number, row, "next", merge.next, own)
@@ -127,21 +150,24 @@ def plan_batch(families: Families, view: StoreView, batch: Batch) -> Plan:
     planner = _Planner(families, view)
     checkpoint, operations = _split_checkpoint(batch.operations)
     first = 0 if checkpoint is None else 1
+    run: list[Replacement] = []
     try:
         for number, operation in enumerate(operations, first):
-            if isinstance(operation, Put):
-                planner.replace(number, operation.cf, operation.key, operation.value, operation.prev)
-            elif isinstance(operation, Merge):
+            if type(operation) is Put:
+                run.append((operation.cf, operation.key, operation.value, operation.prev))
+            elif type(operation) is Delete:
+                run.append((operation.cf, operation.key, None, operation.prev))
+            elif type(operation) is Merge:
+                planner.replace_all(number - len(run), run)
+                run = []
                 planner.merge(number, operation)
-            elif isinstance(operation, Delete):
-                planner.replace(number, operation.cf, operation.key, None, operation.prev)
             else:
                 raise BrokenLog(f"operation {number}: a Checkpoint may only come first")
+        planner.replace_all(len(batch.operations) - len(run), run)
     except KeyError as error:
         raise BrokenLog(f"unknown column family {error}: upgrade this node") from error
     retry_rows = rows_of(batch)
-    for number, (key, value) in enumerate(retry_rows, len(batch.operations)):
-        planner.replace(number, RETRY, key, value, None)
+    planner.add_retry_rows(len(batch.operations), retry_rows)
     return Plan(
         checkpoint=checkpoint, rows=planner.rows, deltas=planner.deltas,
         retry_keys=[key for key, _ in retry_rows], floor_keys=_floors(operations), false_claims=planner.false_claims,
@@ -153,8 +179,13 @@ def _floors(operations: Sequence[Operation]) -> list[bytes]:
 
     A leader's housekeeping precedes the requests' operations, so only the leading operations are looked at.
     """
-    housekeeping = takewhile(lambda operation: getattr(operation, "cf", None) == RETRY, operations)
-    return [one.key for one in housekeeping if isinstance(one, Put) and len(one.key) == CLIENT_BYTES]
+    clients: list[bytes] = []
+    for operation in operations:
+        if isinstance(operation, Checkpoint) or operation.cf != RETRY:
+            break
+        if isinstance(operation, Put) and len(operation.key) == CLIENT_BYTES:
+            clients.append(operation.key)
+    return clients
 
 
 def _split_checkpoint(operations: list[Operation]) -> tuple[str | None, Sequence[Operation]]:

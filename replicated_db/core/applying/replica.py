@@ -65,6 +65,7 @@ from schemas.records.log import (
     RequestBatch,
 )
 from schemas.records.messages import AuditReport, Evidence
+from schemas.records.record import record
 
 __all__ = ["Identity", "KnownMembers", "Offered", "Replica", "ReplicaSnapshot"]
 
@@ -75,7 +76,7 @@ MAX_KNOWN_MEMBERS = 64
 """Changes of a shard's members that a replica remembers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Offered:
     """The outcome of offering a record.
 
@@ -134,8 +135,9 @@ class Replica:
         self.anchor = self.position if anchor is None else Position.decode(anchor)
         """Position after the last counting record, whose prev_chain commits to all before it. A claim has none."""
         self.digests = Digests(families)
-        for number, name in enumerate(families.names):
-            if (sums := store.get(TRANSACTION_INFO, DIGEST_PREFIX + name.encode())) is not None:
+        self._digest_keys = tuple(DIGEST_PREFIX + name.encode() for name in families.names)
+        for number, key in enumerate(self._digest_keys):
+            if (sums := store.get(TRANSACTION_INFO, key)) is not None:
                 self.digests.unpack(number, sums)
         genesis = store.get(TRANSACTION_INFO, GENESIS_KEY)
         self.genesis = None if genesis is None else decode_as(Genesis, genesis)
@@ -287,8 +289,7 @@ class Replica:
             self.store.checkpoint(plan.checkpoint)
         writes = plan.writes(batch)
         for family in self.digests.change(plan.deltas):
-            key = DIGEST_PREFIX + self.families.names[family].encode()
-            writes.append((TRANSACTION_INFO, key, self.digests.pack(family)))
+            writes.append((TRANSACTION_INFO, self._digest_keys[family], self.digests.pack(family)))
         writes.append((TRANSACTION_INFO, KEY_INDEX_KEY, position.key_index()))
         if batch.request_position is not None:
             writes.append((TRANSACTION_INFO, REQUEST_KEY, encode_request_position(batch.request_position)))

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol, TypeVar
 
 from replicated_db.core.errors import StopProcess
-from replicated_db.core.execution.retry import BELOW_FLOOR, HASH_BYTES, Get, is_below_floor, is_expired, retry_key
+from replicated_db.core.execution.retry import BELOW_FLOOR, HASH_BYTES, Get, is_below_floor, is_expired
 from replicated_db.core.execution.service import (
     MAX_REFUSAL_BYTES,
     MAX_REQUEST_BYTES,
@@ -92,7 +92,7 @@ def judge_call(
     if not client_id:
         return RUN if prepared is None else _refused_as_prepared(prepared)
     call_id = call.call_id
-    row = get(RETRY, retry_key(client_id, call_id))
+    row = get(RETRY, client_id + call_id)  # the retry_key
     if row is not None:
         if row[:HASH_BYTES] == call.request_hash:
             return CallJudgement(ruling=CallRuling.REPEATED, response=row[HASH_BYTES:])
@@ -150,16 +150,28 @@ def run_call(
     """Run a call in a transaction; return the answer, and whether to keep the transaction.
 
     ``first``: the call is the first of its batch; only such a call may act on the log itself. If it asks for a control
-    record, the transaction's ``state`` afterwards includes that record's effect. Raises StopProcess kinds; any other
-    exception of the runner becomes the answer.
+    record, the transaction's ``state`` afterwards includes that record's effect. A result that cannot be logged, by its
+    kind, its size or its place in the batch, is answered with a refusal. Raises StopProcess kinds; any other exception
+    of the runner becomes the answer.
     """
     try:
         executed = runner.execute(request, transaction, timestamp_ms)
-        refused = unloggable(executed, transaction, limits, first)
-        if refused is None:
-            if executed.keep:
-                for control in transaction.control_operations:
-                    transaction.state = control.effect_on(transaction.state)
+        response = executed.response
+        if type(response) is not bytes:
+            refused = RunRefusal(Refusal.FAILED, f"its response is a {type(response).__name__}")
+        elif not executed.keep:
+            if limits.refusal_bytes is None or len(response) <= limits.refusal_bytes:
+                return executed
+            text = f"its answer takes {len(response)} bytes; at most {limits.refusal_bytes}"
+            refused = RunRefusal(Refusal.FAILED, text)
+        elif (size_bytes := transaction.size_bytes + len(response)) > limits.kept_bytes:
+            text = f"its operations take {size_bytes} bytes; at most {limits.kept_bytes}"
+            refused = RunRefusal(Refusal.TOO_LARGE, text)
+        elif not first and (transaction.control_operations or transaction.checkpoint_name is not None):
+            refused = RunRefusal(Refusal.FAILED, "it may only begin a batch")
+        else:
+            for control in transaction.control_operations:
+                transaction.state = control.effect_on(transaction.state)
             return executed
     except StopProcess:
         raise
@@ -167,21 +179,3 @@ def run_call(
         text = error_text(error) if limits.shortens else f"{type(error).__name__}: {error}"
         refused = RunRefusal(Refusal.FAILED, text)
     return Executed(response=runner.refuse(request, *refused, transaction.index), keep=False)
-
-
-def unloggable(executed: Executed, transaction: Transaction, limits: RunLimits, first: bool) -> RunRefusal | None:
-    """Say why the result of a run is not logged, by its kind, its size or its place in the batch; None if it is."""
-    response = executed.response
-    if type(response) is not bytes:
-        return RunRefusal(Refusal.FAILED, f"its response is a {type(response).__name__}")
-    if not executed.keep:
-        if limits.refusal_bytes is not None and len(response) > limits.refusal_bytes:
-            text = f"its answer takes {len(response)} bytes; at most {limits.refusal_bytes}"
-            return RunRefusal(Refusal.FAILED, text)
-        return None
-    size_bytes = transaction.size_bytes + len(response)
-    if size_bytes > limits.kept_bytes:
-        return RunRefusal(Refusal.TOO_LARGE, f"its operations take {size_bytes} bytes; at most {limits.kept_bytes}")
-    if not first and (transaction.control_operations or transaction.checkpoint_name is not None):
-        return RunRefusal(Refusal.FAILED, "it may only begin a batch")
-    return None

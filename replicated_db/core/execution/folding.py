@@ -21,40 +21,61 @@ from schemas.records.log import Checkpoint, Delete, Merge, Operation, Put
 class BatchOperations:
     """The operations of one batch, in order, with merges folded."""
 
-    __slots__ = ("_merges", "_operators", "operations")
+    __slots__ = ("_folds", "_operations", "_operators")
 
     def __init__(self, families: Families) -> None:
-        self.operations: list[Operation] = []
+        self._operations: list[Operation] = []
         self._operators = families.operators
-        self._merges: dict[tuple[str, bytes], int] = {}
+        self._folds: dict[tuple[str, bytes], _Fold] = {}
+        """By row, the merges that a further merge of the row may be folded into."""
+
+    @property
+    def operations(self) -> list[Operation]:
+        """The operations so far. Do not keep the list: it changes with the batch."""
+        for fold in self._folds.values():
+            self._settle(fold)
+        return self._operations
 
     def extend(self, operations: Iterable[Put | Delete | Merge]) -> None:
         """Append a request's operations, each of them executed on the state that the earlier ones leave."""
-        merges = self._merges
+        folds, made = self._folds, self._operations
         for operation in operations:
+            row = (operation.cf, operation.key)
+            if row in folds:
+                fold = folds[row]
+                if type(operation) is Merge and operation.operator == fold.first.operator:
+                    fold.operands.append(operation.operand)
+                    fold.last = operation
+                    continue
+                self._settle(fold)
+                del folds[row]
             if type(operation) is Merge:
-                self._merge(operation)
-                continue
-            if merges:
-                merges.pop((operation.cf, operation.key), None)
-            self.operations.append(operation)
+                folds[row] = _Fold(len(made), operation)
+            made.append(operation)
 
     def begin_with(self, checkpoint: Checkpoint) -> None:
         """Put a checkpoint before everything else. Raises ValueError after the first merge, whose place is recorded."""
-        if self._merges:
+        if self._folds:
             raise ValueError("a checkpoint after the first merge of its batch")
-        self.operations.insert(0, checkpoint)
+        self._operations.insert(0, checkpoint)
 
-    def _merge(self, merge: Merge) -> None:
-        row = (merge.cf, merge.key)
-        number = self._merges.get(row)
-        earlier = None if number is None else self.operations[number]
-        if number is None or not isinstance(earlier, Merge) or earlier.operator != merge.operator:
-            self._merges[row] = len(self.operations)
-            self.operations.append(merge)
-            return
-        self.operations[number] = Merge(
-            cf=merge.cf, key=merge.key, operator=merge.operator,
-            operand=self._operators[merge.operator].combine(earlier.operand, merge.operand),
-            prev=earlier.prev, next=merge.next,
-        )  # fmt: skip
+    def _settle(self, fold: _Fold) -> None:
+        """Put one Merge in the place of those that were folded."""
+        first, last = fold.first, fold.last
+        if last is not first:
+            self._operations[fold.number] = Merge(
+                cf=first.cf, key=first.key, operator=first.operator,
+                operand=self._operators[first.operator].combine(*fold.operands),
+                prev=first.prev, next=last.next,
+            )  # fmt: skip
+
+
+class _Fold:
+    """Merges of one row by one operator, and where the first one stands in the batch."""
+
+    __slots__ = ("first", "last", "number", "operands")
+
+    def __init__(self, number: int, first: Merge) -> None:
+        self.number = number
+        self.first = self.last = first
+        self.operands = [first.operand]

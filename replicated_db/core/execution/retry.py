@@ -142,4 +142,4 @@ def prunable(view: StoreView, before_ms: int, after: bytes = b"") -> list[bytes]
 
 def is_expired(first_sent_at_ms: int, timestamp_ms: int) -> bool:
     """Whether a request first sent at ``first_sent_at_ms`` may no longer be executed in a batch of ``timestamp_ms``."""
-    return abs(timestamp_ms - first_sent_at_ms) >= REQUEST_LIFETIME_MS
+    return not -REQUEST_LIFETIME_MS < timestamp_ms - first_sent_at_ms < REQUEST_LIFETIME_MS

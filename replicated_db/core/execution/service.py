@@ -20,6 +20,7 @@ MAX_REFUSAL_BYTES = 64 * 1024
 MAX_MESSAGE_CHARACTERS = 1024
 """How many characters of an error's text go into an answer."""
 
+MIN_LONG, MAX_LONG = -(1 << 63), (1 << 63) - 1
 _IDS = struct.Struct("16s8s16sq")
 
 
@@ -75,14 +76,23 @@ class Proposal:
 
     def fault(self) -> str | None:
         """Say why no record can hold this proposal's result; None if one can. It is then answered without one."""
-        client, call, hashed = self.client_id, self.call_id, self.request_hash
+        client, call, hashed, sent_ms, kind = (
+            self.client_id, self.call_id, self.request_hash, self.first_sent_at_ms, self.request_type,
+        )  # fmt: skip
         if not client:
+            return None
+        # Nearly every proposal is as it should be, and that is seen without packing it.
+        if (
+            type(client) is type(call) is type(hashed) is bytes and type(sent_ms) is int and type(kind) is str
+            and len(client) == 16 and len(call) == 8 and len(hashed) == 16
+            and MIN_LONG <= sent_ms <= MAX_LONG and kind.isascii()
+        ):  # fmt: skip
             return None
         try:
             if len(client) != 16 or len(call) != 8 or len(hashed) != 16:
                 return f"client id, call id and hash of {len(client)}, {len(call)}, {len(hashed)} bytes, not 16, 8, 16"
-            _IDS.pack(client, call, hashed, self.first_sent_at_ms)
-            self.request_type.encode()
+            _IDS.pack(client, call, hashed, sent_ms)
+            kind.encode()
         except (TypeError, ValueError, AttributeError, struct.error) as error:
             return error_text(error)
         return None

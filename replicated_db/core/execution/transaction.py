@@ -39,32 +39,34 @@ class Transaction:
     """
 
     __slots__ = (
-        "_families", "_overlay", "_rows", "checkpoint_name", "control_operations", "index", "operations", "settled",
-        "size_bytes",
-        "state",
+        "_families", "_overlay", "_rows", "checkpoint_name", "control_operations", "feature_level", "index",
+        "operations", "settled", "size_bytes", "state",
     )  # fmt: skip
 
-    def __init__(self, families: Families, overlay: Overlay, index: int, state: ShardState = NO_STATE) -> None:
+    def __init__(
+        self, families: Families, overlay: Overlay, index: int, state: ShardState = NO_STATE, settled: Settled = None
+    ) -> None:  # fmt: skip
         self.index = index
         self.state = state
+        self.feature_level = state.feature_level
+        """The level that limits what may be written (``schemas.features``): the one before this transaction."""
         self.operations: list[Put | Delete | Merge] = []
         self.size_bytes = 0
         self.checkpoint_name: str | None = None
         self.control_operations: tuple[ControlOperation, ...] = ()
-        self.settled: Settled = None
+        self.settled = settled
         self._families = families
         self._overlay = overlay
         self._rows: dict[tuple[str, bytes], bytes | None] = {}
 
-    @property
-    def feature_level(self) -> int:
-        """The level that limits what may be written (``schemas.features``)."""
-        return self.state.feature_level
-
     def get(self, cf: str, key: bytes) -> bytes | None:
         """Return the row's value as of this point of the batch, or None."""
         row = (cf, key)
-        return self._rows[row] if row in self._rows else self._overlay.get(cf, key)
+        rows = self._rows
+        if row in rows:
+            return rows[row]
+        known = self._overlay.known
+        return known[row] if row in known else self._overlay.get(cf, key)
 
     def iterate(self, cf: str, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Iterate in key order over [start, stop) as of this point of the batch."""
@@ -80,26 +82,29 @@ class Transaction:
         """Insert or replace a row."""
         if type(value) is not bytes:
             raise Refused(f"a {type(value).__name__} as a value in {cf}: it must be bytes")
-        key_hash = self._key_hash(cf, key)
-        self.operations.append(Put(cf=cf, key=key, value=value, prev=self._hash_of(cf, key, key_hash)))
-        self._keep(cf, key, value, len(value))
+        key_hash, old = self._begin(cf, key)
+        prev = None if old is None else (xxh64_intdigest(old, key_hash) ^ SIGN) - SIGN
+        self.operations.append(Put(cf=cf, key=key, value=value, prev=prev))
+        self._rows[cf, key] = value
+        self.size_bytes += len(value)
 
     def delete(self, cf: str, key: bytes) -> None:
         """Remove a row; removing an absent one is legal and logged with ``prev`` = none."""
-        key_hash = self._key_hash(cf, key)
-        self.operations.append(Delete(cf=cf, key=key, prev=self._hash_of(cf, key, key_hash)))
-        self._keep(cf, key, None, 0)
+        key_hash, old = self._begin(cf, key)
+        prev = None if old is None else (xxh64_intdigest(old, key_hash) ^ SIGN) - SIGN
+        self.operations.append(Delete(cf=cf, key=key, prev=prev))
+        self._rows[cf, key] = None
 
     def merge(self, cf: str, key: bytes, operator: str, operand: bytes) -> None:
         """Combine a row with an operand by a registered operator."""
-        registered = self._families.operators.get(operator)
-        if registered is None:
-            raise Refused(f"no merge operator {operator!r}; there are: {', '.join(self._families.operators) or 'none'}")
+        operators = self._families.operators
+        if operator not in operators:
+            raise Refused(f"no merge operator {operator!r}; there are: {', '.join(operators) or 'none'}")
+        registered = operators[operator]
         if type(operand) is not bytes:
             raise Refused(f"a {type(operand).__name__} as an operand of {operator}: it must be bytes")
         registered.check(operand)
-        key_hash = self._key_hash(cf, key)
-        old = self.get(cf, key)
+        key_hash, old = self._begin(cf, key)
         new = registered.merge(old, operand)
         self.operations.append(
             Merge(
@@ -108,7 +113,8 @@ class Transaction:
                 next=(xxh64_intdigest(new, key_hash) ^ SIGN) - SIGN,
             )
         )  # fmt: skip
-        self._keep(cf, key, new, len(operand))
+        self._rows[cf, key] = new
+        self.size_bytes += len(operand)
 
     def checkpoint(self, name: str) -> None:
         """Ask for a checkpoint of everything before this batch; it becomes the batch's first operation."""
@@ -175,27 +181,23 @@ class Transaction:
 
     def commit(self) -> list[Put | Delete | Merge]:
         """Move the rows into the overlay's newest layer and return the operations."""
-        for (cf, key), value in self._rows.items():
-            self._overlay.set(cf, key, value)
+        if self._rows:
+            self._overlay.set_all(self._rows)
         return self.operations
 
-    def _key_hash(self, cf: str, key: bytes) -> int:
-        seed = self._families.seeds.get(cf)
-        if seed is None:
+    def _begin(self, cf: str, key: bytes) -> tuple[int, bytes | None]:
+        """Check where a row is to be written, and count its key; return the hash of the key, and the row there is."""
+        seeds = self._families.seeds
+        if cf not in seeds:
             raise Refused(f"no column family {cf!r}; there are: {', '.join(self._families.names)}")
         if type(key) is not bytes:
             raise Refused(f"a {type(key).__name__} as a key in {cf}: it must be bytes")
-        if len(key) > MAX_KEY_BYTES:
-            raise Refused(f"a key of {len(key)} bytes in {cf}; at most {MAX_KEY_BYTES}")
-        return xxh64_intdigest(key, seed)
-
-    def _hash_of(self, cf: str, key: bytes, key_hash: int) -> int | None:
-        value = self.get(cf, key)
-        return None if value is None else (xxh64_intdigest(value, key_hash) ^ SIGN) - SIGN
-
-    def _keep(self, cf: str, key: bytes, value: bytes | None, payload_bytes: int) -> None:
-        self._rows[cf, key] = value
-        self.size_bytes += OPERATION_OVERHEAD_BYTES + len(key) + payload_bytes
+        if (size_bytes := len(key)) > MAX_KEY_BYTES:
+            raise Refused(f"a key of {size_bytes} bytes in {cf}; at most {MAX_KEY_BYTES}")
+        self.size_bytes += OPERATION_OVERHEAD_BYTES + size_bytes
+        row, rows, known = (cf, key), self._rows, self._overlay.known  # what ``get`` does, without a call
+        old = rows[row] if row in rows else known[row] if row in known else self._overlay.get(cf, key)
+        return xxh64_intdigest(key, seeds[cf]), old
 
 
 def _difference(families: Families, own: DigestSlots, given: DigestSlots) -> str:

@@ -21,13 +21,14 @@ from replicated_db.core.ports import DeliveryReport
 from replicated_db.core.tables.digests import next_chain
 from schemas.codecs.codec import encode_at
 from schemas.records.log import CountingRecord
+from schemas.records.record import record
 
 
 class Deposed(Exception):
     """Nothing more may be appended under this claim. The log tells what became of the records in flight."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Append:
     """A record to append; ``token`` comes back in its delivery report."""
 
@@ -35,7 +36,7 @@ class Append:
     value: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Effective:
     """A record that became effective and was applied: replies to send, and the outcome of applying the record."""
 

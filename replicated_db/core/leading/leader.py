@@ -158,11 +158,10 @@ class Leader:
 
     def has_room(self) -> bool:
         """Whether the batch being built has room for another request."""
-        batch = self._batch
-        return batch is None or self._has_room(batch)
-
-    def _has_room(self, batch: OpenBatch) -> bool:
-        return batch.requests < self.limits.max_batch_requests and batch.size_bytes < self.limits.max_batch_bytes
+        batch, limits = self._batch, self.limits
+        return batch is None or (
+            batch.requests < limits.max_batch_requests and batch.size_bytes < limits.max_batch_bytes
+        )
 
     def is_stale(self, elapsed_ms: int) -> bool:
         """Whether the batch being built was opened too long ago to take another request. Then seal it first."""
@@ -208,10 +207,10 @@ class Leader:
             builder = self._requests
         if self.phase is not builder.phase and isinstance(wait := self._after(builder.event), Wait):
             return wait
-        batch = builder.batch
+        batch, limits = builder.batch, self.limits
         if batch is None:
             index, timestamp_ms = self._index + 1, self.timestamp_ms(elapsed_ms)
-        elif self._has_room(batch):
+        elif batch.requests < limits.max_batch_requests and batch.size_bytes < limits.max_batch_bytes:  # it has room
             index, timestamp_ms = self._index + batch.requests + 1, batch.timestamp_ms
         else:
             return Wait.SEAL

@@ -97,6 +97,7 @@ class OperationsBuilder:
         self.batch: OperationsBatch | None = None
         self.get = read
         self._replica = replica
+        self._families = replica.families
         self._service = service
         self._overlay = overlay
         self._records = records
@@ -132,10 +133,17 @@ class OperationsBuilder:
             response = self._service.refuse(proposal, judgement.refusal, judgement.message, index)
             batch.answer(proposal, response, index, recorded=False)
             return None
-        response = self._run(proposal, batch, state, index)
+        transaction = Transaction(self._families, self._overlay, index, state, self._own_slots)
+        executed = run_call(self._service, proposal, transaction, batch.timestamp_ms, self._limits, not batch.requests)
+        response = executed.response
+        if executed.keep:
+            if transaction.control_operations or transaction.checkpoint_name is not None:
+                self._begin_with(transaction, batch)
+            batch.keep(transaction)
         batch.answer(proposal, response, index, recorded=True)
         if client_id:
-            self._overlay.set(RETRY, retry_key(client_id, proposal.call_id), proposal.request_hash + response)
+            key = client_id + proposal.call_id  # the retry_key
+            self._overlay.set(RETRY, key, proposal.request_hash + response)
         return None
 
     def repeat(self, proposal: Proposal, response: bytes) -> Reply | None:
@@ -169,7 +177,7 @@ class OperationsBuilder:
         if self._replica.late.unwritten:
             self._replica.flush()
         self._layer += 1
-        operations = BatchOperations(self._replica.families)
+        operations = BatchOperations(self._families)
         self.batch = batch = OperationsBatch(
             layer=self._layer, first_index=index, timestamp_ms=timestamp_ms, operations=operations
         )
@@ -182,29 +190,24 @@ class OperationsBuilder:
         timestamp_ms, before = batch.timestamp_ms, batch.first_index - 1
         removed = False
         if self._answered.due and not self._records and state.feature_level >= features.OPERATIONS:
-            transaction = Transaction(self._replica.families, self._overlay, before)
+            transaction = Transaction(self._families, self._overlay, before)
             self._answered.remove(transaction, timestamp_ms)
             removed = bool(transaction.operations)
             batch.keep(transaction)
         if timestamp_ms >= self._expiry.due_ms:
-            transaction = Transaction(self._replica.families, self._overlay, before)
+            transaction = Transaction(self._families, self._overlay, before)
             self._expiry.remove(transaction, self._replica.store, timestamp_ms)
             batch.keep(transaction)
         return removed
 
-    def _run(self, proposal: Proposal, batch: OperationsBatch, state: ShardState, index: int) -> bytes:
-        transaction = Transaction(self._replica.families, self._overlay, index, state)
-        transaction.settled = self._own_slots
-        executed = run_call(self._service, proposal, transaction, batch.timestamp_ms, self._limits, not batch.requests)
-        if executed.keep:
-            if transaction.control_operations:
-                # The rest of the batch follows the control records and sees their effect.
-                batch.control = transaction.control_operations
-                self._on_state(transaction.state)
-            if transaction.checkpoint_name is not None:  # it precedes even the batch's own removals of old retry rows
-                batch.operations.begin_with(Checkpoint(name=transaction.checkpoint_name))
-            batch.keep(transaction)
-        return executed.response
+    def _begin_with(self, transaction: Transaction, batch: OperationsBatch) -> None:
+        """Let a batch begin with what its first request asks of the log itself."""
+        if transaction.control_operations:
+            # The rest of the batch follows the control records and sees their effect.
+            batch.control = transaction.control_operations
+            self._on_state(transaction.state)
+        if transaction.checkpoint_name is not None:  # it precedes even the batch's own removals of old retry rows
+            batch.operations.begin_with(Checkpoint(name=transaction.checkpoint_name))
 
     def _own_slots(self) -> DigestSlots | None:
         """Return the digests at the last index; None while batches before it are in flight."""

@@ -14,6 +14,9 @@ from enum import Enum
 class LeaderPhase(Enum):
     """What a leader is doing."""
 
+    # A member is one object, so it may be hashed as one: an Enum's own hash is a function in Python.
+    __hash__ = object.__hash__
+
     IDLE = "nothing is being built, and no logged requests are in flight"
     EXECUTING = "a batch of operations is being built"
     LOGGING = "a batch of requests is being built"
@@ -23,6 +26,8 @@ class LeaderPhase(Enum):
 
 class LeaderEvent(Enum):
     """What happens to a leader."""
+
+    __hash__ = object.__hash__
 
     EXECUTE = "a proposal is put into a batch of operations"
     LOG = "a proposal is put into a batch of requests"

@@ -19,10 +19,10 @@ Rows of ``transactionInfoTable`` (replica-local, in no digest)::
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 
 from replicated_db.core.tables.digests import FIRST_CHAIN
 from schemas.records.log import RequestPosition
+from schemas.records.record import record
 
 POSITION_KEY = b"#POSITION"
 ANCHOR_KEY = b"#ANCHOR"
@@ -44,7 +44,7 @@ _REQUEST = struct.Struct(">qi16s")
 _FIXED = struct.Struct(">q16sq16sq32sqqHHH")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Position:
     """What a replica knows of the log up to its last valid claim or counting record.
 
@@ -66,14 +66,17 @@ class Position:
     leader: str = ""
     address: str = ""
 
+    def __hash__(self) -> int:
+        return hash((self.offset, self.record_hash))
+
     def encode(self) -> bytes:
         """Return the row's bytes."""
-        texts = [text.encode() for text in (self.topic_id, self.leader, self.address)]
+        topic_id, leader, address = self.topic_id.encode(), self.leader.encode(), self.address.encode()
         fixed = _FIXED.pack(
             self.offset, self.record_hash, self.term, self.nonce, self.seq, self.chain,
-            self.index, self.timestamp_ms, *map(len, texts),
+            self.index, self.timestamp_ms, len(topic_id), len(leader), len(address),
         )  # fmt: skip
-        return fixed + b"".join(texts)
+        return fixed + topic_id + leader + address
 
     @classmethod
     def decode(cls, data: bytes) -> Position:

@@ -32,6 +32,8 @@ from schemas.records.log import (
     RequestBatch,
 )
 
+_BATCHES = (Batch, RequestBatch)
+
 
 class Reading(Enum):
     """What the rule says of one record; each void reading names its reason."""
@@ -47,7 +49,7 @@ class Reading(Enum):
     @property
     def takes_effect(self) -> bool:
         """Whether the record is a valid claim or counts."""
-        return self in (Reading.VALID_CLAIM, Reading.COUNTS)
+        return self is Reading.COUNTS or self is Reading.VALID_CLAIM
 
 
 def judge(position: Position, record: LogRecord) -> Reading:
@@ -74,16 +76,18 @@ def judge(position: Position, record: LogRecord) -> Reading:
 
 
 def _check_continuity(position: Position, record: CountingRecord) -> None:
-    name = f"{type(record).__name__} of term {record.term}, seq {record.seq}"
+    fault = None
     if record.prev_chain != position.chain:
-        raise BrokenLog(f"{name}: prev_chain {record.prev_chain.hex()} but the chain is {position.chain.hex()}")
-    if isinstance(record, Batch | RequestBatch):
+        fault = f"prev_chain {record.prev_chain.hex()} but the chain is {position.chain.hex()}"
+    elif isinstance(record, _BATCHES):
         if record.first_index != position.index + 1 or record.last_index < position.index:
-            raise BrokenLog(f"{name}: indexes {record.first_index}..{record.last_index} after {position.index}")
-        if record.timestamp_ms < position.timestamp_ms:
-            raise BrokenLog(f"{name}: batch time {record.timestamp_ms} ms after {position.timestamp_ms} ms")
+            fault = f"indexes {record.first_index}..{record.last_index} after {position.index}"
+        elif record.timestamp_ms < position.timestamp_ms:
+            fault = f"batch time {record.timestamp_ms} ms after {position.timestamp_ms} ms"
     elif isinstance(record, Barrier | DigestBase | ControlRecord) and record.index != position.index:
-        raise BrokenLog(f"{name}: index {record.index} where {position.index} is the last")
+        fault = f"index {record.index} where {position.index} is the last"
+    if fault is not None:
+        raise BrokenLog(f"{type(record).__name__} of term {record.term}, seq {record.seq}: {fault}")
 
 
 def position_before(base: DigestBase) -> Position:
@@ -107,9 +111,11 @@ def advance(position: Position, record: LogRecord, offset: int, value: bytes, ch
             position, offset=offset, record_hash=record_hash, chain=chain,
             term=record.term, nonce=record.nonce, seq=0, leader=record.node, address=record.address,
         )  # fmt: skip
-    if isinstance(record, Batch | RequestBatch):
-        return replace(
-            position, offset=offset, record_hash=record_hash, chain=chain, seq=record.seq,
-            index=record.last_index, timestamp_ms=record.timestamp_ms,
+    if isinstance(record, _BATCHES):
+        # As ``replace`` would, in half the time.
+        return Position(
+            topic_id=position.topic_id, offset=offset, record_hash=record_hash, term=position.term,
+            nonce=position.nonce, seq=record.seq, chain=chain, index=record.last_index,
+            timestamp_ms=record.timestamp_ms, leader=position.leader, address=position.address,
         )  # fmt: skip
     return replace(position, offset=offset, record_hash=record_hash, chain=chain, seq=record.seq)

@@ -25,6 +25,9 @@ FIRST_CHAIN = bytes(32)
 """Chain before the first record of a log."""
 
 _ROW = struct.Struct(f">{BUCKETS}Q")
+_SUM = struct.Struct(">Q")
+_FEW = BUCKETS // 8
+"""Up to so many changed sums are packed one by one; that is sooner done than packing them all."""
 
 
 def row_hash(families: Families, cf: str, key: bytes, value: bytes | None) -> int | None:
@@ -56,44 +59,62 @@ class DigestSlots(NamedTuple):
 
 
 class Digests:
-    """Sums per family and bucket, as unsigned 64-bit integers; one list of 256 for each family."""
+    """Sums per family and bucket, as unsigned 64-bit integers; one list of 256 for each family.
 
-    __slots__ = ("_families", "sums")
+    Each batch writes some families' sums, and changes few of them if it is small. So each family's packed sums are
+    kept, and the buckets that have changed since they were packed. Others only read :attr:`sums`.
+    """
+
+    __slots__ = ("_changed", "_families", "_packed", "sums")
 
     def __init__(self, families: Families) -> None:
         self._families = families
         self.sums: list[list[int]] = [[0] * BUCKETS for _ in families.names]
+        self._packed = [bytearray(_ROW.size) for _ in families.names]
+        self._changed: list[set[int]] = [set() for _ in families.names]
 
     def add(self, cf: str, key: bytes, value: bytes) -> None:
         """Add a live row to the sums. Scans use this; apply adds differences itself."""
         key_hash = xxh64_intdigest(key, self._families.seeds[cf])
-        row = self.sums[self._families.positions[cf]]
-        bucket = key_hash % BUCKETS
+        position, bucket = self._families.positions[cf], key_hash % BUCKETS
+        row = self.sums[position]
         row[bucket] = (row[bucket] + xxh64_intdigest(value, key_hash)) & MASK
+        self._changed[position].add(bucket)
 
     def change(self, deltas: Mapping[int, int]) -> set[int]:
         """Add to slots; return the positions of the families that changed."""
-        families = set()
+        sums, changed = self.sums, self._changed
         for slot, delta in deltas.items():
-            family, bucket = divmod(slot, BUCKETS)
-            families.add(family)
-            row = self.sums[family]
+            family, bucket = slot // BUCKETS, slot % BUCKETS
+            row = sums[family]
             row[bucket] = (row[bucket] + delta) & MASK
-        return families
+            changed[family].add(bucket)
+        return {slot // BUCKETS for slot in deltas}
 
     def copy(self) -> Digests:
         """Return an independent copy."""
         copied = Digests(self._families)
         copied.sums = [row.copy() for row in self.sums]
+        copied._packed = [packed.copy() for packed in self._packed]
+        copied._changed = [changed.copy() for changed in self._changed]
         return copied
 
     def pack(self, position: int) -> bytes:
         """Return a family's 256 sums as 2,048 bytes big-endian."""
-        return _ROW.pack(*self.sums[position])
+        row, packed, changed = self.sums[position], self._packed[position], self._changed[position]
+        if len(changed) > _FEW:
+            _ROW.pack_into(packed, 0, *row)
+        else:
+            for bucket in changed:
+                _SUM.pack_into(packed, bucket * _SUM.size, row[bucket])
+        changed.clear()
+        return bytes(packed)
 
     def unpack(self, position: int, data: bytes) -> None:
         """Restore a family's sums from :meth:`pack`'s bytes."""
         self.sums[position] = list(_ROW.unpack(data))
+        self._packed[position] = bytearray(data)
+        self._changed[position].clear()
 
     def slots(self) -> DigestSlots:
         """Return the slots whose sum is not 0, ascending, and their sums as signed 64 bits."""

@@ -2,7 +2,7 @@
 
 Laws (tested for every registered operator):
     - pure: the same row and operand give the same result;
-    - associative in the operands: merging a, then b equals merging ``combine(a, b)``;
+    - associative in the operands: merging a, then b equals merging ``combine(a, b)``, and so on for more of them;
     - total on legal operands: ``merge`` never raises for an operand that ``check`` accepts, whatever a legal row
       holds.
 
@@ -11,6 +11,7 @@ A Merge is applied as read-modify-write with in-batch visibility: two merges of 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -24,12 +25,12 @@ _MASK = (1 << 64) - 1
 class MergeOperator:
     """``merge(row or None, operand) -> row``; ``check(operand)`` raises Refused for an illegal operand.
 
-    ``combine(earlier, later)`` is the one operand that has the effect of both, one after the other.
+    ``combine(earlier, later, ...)`` is the one operand that has the effect of all, one after the other.
     """
 
     name: str
     merge: Callable[[bytes | None, bytes], bytes]
-    combine: Callable[[bytes, bytes], bytes]
+    combine: Callable[..., bytes]
     check: Callable[[bytes], None]
 
 
@@ -43,7 +44,12 @@ def _add_int64(row: bytes | None, operand: bytes) -> bytes:
     return ((base + int.from_bytes(operand, "big")) & _MASK).to_bytes(INT64_BYTES, "big")
 
 
-ADD_INT64 = MergeOperator(name="add_int64", merge=_add_int64, combine=_add_int64, check=_check_int64)
+def _sum_int64(*operands: bytes) -> bytes:
+    total: int = sum(struct.unpack(f">{len(operands)}Q", b"".join(operands)))
+    return (total & _MASK).to_bytes(INT64_BYTES, "big")
+
+
+ADD_INT64 = MergeOperator(name="add_int64", merge=_add_int64, combine=_sum_int64, check=_check_int64)
 """8 bytes big-endian two's complement, merged by addition mod 2^64; an absent row counts as 0."""
 
 

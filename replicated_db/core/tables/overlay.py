@@ -1,8 +1,8 @@
 """The overlay: the rows that batches in flight will have written, over the store (design, section 4).
 
-The overlay has one entry per row: the newest value, and the number of the layer (batch) that wrote it. So a read is
-one lookup, however many batches are in flight. A layer is dropped only after its write is visible in the store.
-Dropping it removes the entries that no later layer has overwritten.
+The overlay has one entry per row, the newest value. So a read is one lookup, however many batches are in flight. Each
+layer (batch) has the rows that it wrote. A layer is dropped only after its write is visible in the store. Dropping it
+removes the entries of the rows that no later layer has written.
 
 A value of ``None`` is a deleted row. Reads see the overlay over the store; iteration merges both in key order.
 
@@ -14,9 +14,12 @@ change the store. Where something else does (late validation), :meth:`Overlay.fo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from replicated_db.core.ports import StoreView
+
+Row = tuple[str, bytes]
+"""Column family and key."""
 
 MAX_REMEMBERED = 4096
 """Most rows of the store that are remembered, absent ones included. Beyond it all are forgotten."""
@@ -29,60 +32,76 @@ class Overlay:
 
     def __init__(self, base: StoreView) -> None:
         self._base = base
-        self._rows: dict[tuple[str, bytes], tuple[bytes | None, int]] = {}
-        self._remembered: dict[tuple[str, bytes], bytes | None] = {}
-        self._layers: deque[tuple[int, list[tuple[str, bytes]]]] = deque()
+        self.known: dict[Row, bytes | None] = {}
+        """The newest value of every row that is known without the store: of the layers' rows, and of remembered ones.
+
+        For lookups on the hot path: :meth:`get` without its call. To read a row that is missing here, call it.
+        """
+        self._layers: deque[tuple[int, dict[Row, bytes | None]]] = deque()
+        self._room = MAX_REMEMBERED
+        """How many more rows of the store are remembered before all are forgotten."""
 
     def open_layer(self, number: int) -> None:
         """Begin a layer; numbers ascend."""
-        self._layers.append((number, []))
+        self._layers.append((number, {}))
 
     def set(self, cf: str, key: bytes, value: bytes | None) -> None:
         """Write a row into the newest layer."""
-        number, keys = self._layers[-1]
         row = (cf, key)
-        self._rows[row] = (value, number)
-        self._remembered.pop(row, None)
-        keys.append(row)
+        self.known[row] = self._layers[-1][1][row] = value
+
+    def set_all(self, rows: Mapping[Row, bytes | None]) -> None:
+        """Write rows into the newest layer."""
+        self.known.update(rows)
+        self._layers[-1][1].update(rows)
 
     def get(self, cf: str, key: bytes) -> bytes | None:
         """Return the row's newest value, or None."""
         row = (cf, key)
-        found = self._rows.get(row)
-        if found is not None:
-            return found[0]
-        remembered = self._remembered
-        if row in remembered:
-            return remembered[row]
+        known = self.known
+        if row in known:
+            return known[row]
         value = self._base.get(cf, key)
         if value is not None and len(value) > MAX_REMEMBERED_BYTES:
             return value
-        if len(remembered) >= MAX_REMEMBERED:
-            remembered.clear()
-        remembered[row] = value
+        if not self._room:
+            self.forget()
+        self._room -= 1
+        self.known[row] = value
         return value
 
     def forget(self) -> None:
         """Forget what was read from the store: something other than a layer has written to the store."""
-        self._remembered.clear()
+        self.known = self._in_flight()
+        self._room = MAX_REMEMBERED
+
+    def _in_flight(self) -> dict[Row, bytes | None]:
+        return {row: value for _, rows in self._layers for row, value in rows.items()}
 
     def layer_of(self, cf: str, key: bytes) -> int | None:
         """Return the number of the layer in flight that last wrote the row, or None if no layer holds the row."""
-        found = self._rows.get((cf, key))
-        return None if found is None else found[1]
+        return next((number for number, rows in reversed(self._layers) if (cf, key) in rows), None)
 
     def iterate(self, cf: str, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Iterate in key order over [start, stop); overlay rows hide the store's."""
-        above = {key: row[0] for (family, key), row in self._rows.items() if family == cf and _within(key, start, stop)}
+        above = {
+            key: value
+            for _, rows in self._layers
+            for (family, key), value in rows.items()
+            if family == cf and _within(key, start, stop)
+        }
         return merge_ordered(self._base.iterate(cf, start, stop), above)
 
     def drop_layer(self, number: int) -> None:
         """Forget the oldest layer, whose write is visible in the store. Raises ValueError if it is not the oldest."""
         if not self._layers or self._layers[0][0] != number:
             raise ValueError(f"layer {number} is not the oldest")
-        for row in self._layers.popleft()[1]:
-            if (found := self._rows.get(row)) is not None and found[1] == number:
-                del self._rows[row]
+        known = self.known
+        gone: Iterable[Row] = self._layers.popleft()[1]
+        if self._layers:
+            gone = set(gone).difference(*(later for _, later in self._layers))
+        for row in gone:
+            del known[row]
 
     def close_empty_layer(self) -> None:
         """Remove the newest layer, which is empty. Raises ValueError if something was written into it."""
@@ -92,7 +111,7 @@ class Overlay:
 
     def __len__(self) -> int:
         """Return the number of rows held over the store."""
-        return len(self._rows)
+        return len(self._in_flight())
 
 
 def _within(key: bytes, start: bytes, stop: bytes | None) -> bool:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import struct
 from hashlib import sha256
 
 import pytest
@@ -74,6 +75,33 @@ def test_a_slot_whose_sum_is_0_is_left_out():
     digests = Digests(FAMILIES)
     assert digests.slots() == ([], [])
     assert digests.total() == 0
+
+
+def test_sums_are_packed_in_the_order_of_the_network():
+    digests = Digests(FAMILIES)
+    digests.change({1: 2, 255: -1})
+    assert digests.pack(0) == bytes(8) + (2).to_bytes(8, "big") + bytes(253 * 8) + b"\xff" * 8
+
+
+@pytest.mark.parametrize("size", [0, 7, 255 * 8, 257 * 8])
+def test_sums_of_another_size_are_refused(size: int):
+    with pytest.raises(struct.error):
+        Digests(FAMILIES).unpack(0, bytes(size))
+
+
+@pytest.mark.parametrize("slots", [1, 31, 32, 33, 256])
+def test_sums_that_change_between_two_packings(slots: int):
+    digests = Digests(FAMILIES)
+    for number in range(3):
+        digests.change({slot: slot + number for slot in range(slots)})
+        digests.add("things", b"key %d" % number, b"value")
+        for position, row in enumerate(digests.sums):
+            assert digests.copy().pack(position) == b"".join(each.to_bytes(8, "big") for each in row)
+            assert digests.pack(position) == digests.pack(position) == digests.copy().pack(position)
+            other = Digests(FAMILIES)
+            other.unpack(position, digests.pack(position))
+            other.change({position * BUCKETS: 1})
+            assert other.pack(position) == b"".join(each.to_bytes(8, "big") for each in [row[0] + 1, *row[1:]])
 
 
 def test_pack_and_unpack():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -31,6 +32,14 @@ def test_combining_is_associative_and_commutative(name: str, source: st.DataObje
     a, b, c = (source.draw(operands) for _ in range(3))
     assert combine(combine(a, b), c) == combine(a, combine(b, c))
     assert combine(a, b) == combine(b, a)
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(source=st.data())
+def test_many_operands_are_combined_as_two_are(name: str, source: st.DataObject):
+    operator, operands, row_strategy, _ = CASES[name]
+    row, several = source.draw(row_strategy), source.draw(st.lists(operands, min_size=2, max_size=6))
+    assert operator.merge(row, operator.combine(*several)) == reduce(operator.merge, several, row)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -69,6 +69,20 @@ def test_a_row_set_twice_in_one_layer(overlay: Overlay):
     assert len(overlay) == 0
 
 
+def test_rows_are_set_together_and_dropped_with_their_layer(overlay: Overlay):
+    overlay.open_layer(1)
+    overlay.set_all({("things", b"a"): None, ("things", b"b"): b"1"})
+    overlay.open_layer(2)
+    overlay.set_all({("things", b"b"): b"2"})
+    assert [overlay.get("things", key) for key in (b"a", b"b")] == [None, b"2"]
+    assert [overlay.layer_of("things", key) for key in (b"a", b"b")] == [1, 2]
+    overlay.forget()
+    assert [overlay.get("things", key) for key in (b"a", b"b")] == [None, b"2"], "what layers wrote is not forgotten"
+    overlay.drop_layer(1)
+    assert [overlay.get("things", key) for key in (b"a", b"b")] == [b"store", b"2"]
+    assert len(overlay) == 1
+
+
 def test_layers_are_dropped_in_order(overlay: Overlay):
     with pytest.raises(ValueError, match="layer 1 is not the oldest"):
         overlay.drop_layer(1)
