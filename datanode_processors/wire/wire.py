@@ -402,14 +402,15 @@ def _blocks_in(frame: Frame) -> WriteBlocks | None:
         data, at = _bytes_at(payload, at)
     except (ValueError, IndexError):
         return None
-    return WriteBlocks(opening=bytes(opening), data=data) if at == len(payload) else None
+    # A view serves as well as bytes for all that is done with a request.
+    return WriteBlocks(opening=bytes(opening), data=cast("bytes", data)) if at == len(payload) else None
 
 
 def _bytes_at(data: memoryview, at: int) -> tuple[memoryview, int]:
     """Return Avro ``bytes`` as a view, and the position behind them; raises ValueError, IndexError."""
     size, at = data[at], at + 1
     if size > 0x7F:
-        size, at = read_varint(size, data, at)
+        size, at = read_varint(size, cast("bytes", data), at)  # it only takes single bytes out
     end = at + (size >> 1)
     if size & 1 or end > len(data):
         raise IndexError(f"bytes up to {end} of {len(data)}")

@@ -8,7 +8,7 @@ from crc32c import crc32c
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.server import StreamServer
-from producers.blocks.datanode_connection import MAX_PARTS, BlocksInParts
+from producers.blocks.datanode_connection import MAX_PARTS, BlocksInParts, Buffer
 from producers.blocks.datanodes import MAX_IDLE
 from producers.errors import UNREACHABLE, DatanodeError
 from schemas import stream_errors
@@ -119,7 +119,10 @@ def small_blocks(world):
 
 
 def test_blocks_in_parts_are_the_bytes_of_the_record():
-    for parts in ([], [b"x"], [b"ab", bytearray(b"cd"), memoryview(b"xefx")[1:3]], [bytes(70_000)] * 3):
+    cases: list[list[Buffer]] = [
+        [], [b"x"], [b"ab", bytearray(b"cd"), memoryview(b"xefx")[1:3]], [bytes(70_000)] * 3
+    ]  # fmt: skip
+    for parts in cases:
         whole = WriteBlocks(opening=b"opening", data=b"".join(parts))
         assert b"".join(BlocksInParts(b"opening", parts).payload()) == encode(whole)
 
@@ -128,7 +131,12 @@ def test_more_parts_than_one_call_takes_arrive_in_order(world, member, datanodes
     data = [b"%d" % number for number in range(3 * MAX_PARTS)]
     connection = datanodes.connect(member)
     heard = []
-    connection.talk.header = lambda *_, length, crc, **__: heard.append((length, crc)) or b""
+
+    def header(*_, length, crc, **__):
+        heard.append((length, crc))
+        return b""
+
+    connection.talk.header = header
     connection._socket.close()
     connection._socket, other = socket.socketpair()
     request = BlocksInParts(b"opening", data)
