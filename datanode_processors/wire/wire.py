@@ -18,7 +18,8 @@ from typing import Any, TypeVar, cast
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.wire_tls import WireTls, identity_on, why_not
 from schemas import stream_errors
-from schemas.codecs.codec import encode
+from schemas.codecs.codec import encode, header_of
+from schemas.codecs.decompiler import read_varint
 from schemas.conversation.conversation import (
     Conversation,
     ConversationFailed,
@@ -40,6 +41,8 @@ SOCKET_BUFFER_BYTES = 1024 * 1024
 Linux doubles it for its own bookkeeping, up to its own limit. Together with one packet per hop this bounds what a
 stream holds in a datanode.
 """
+LARGE_KEPT_S = 1.0
+"""How long a connection on which nothing comes keeps the room of its last large frame: the next one may be as large."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 10, 5, 3
 """Keep-alive settings by which a peer whose host has vanished is noticed 25 s after its last sign of life."""
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
@@ -54,6 +57,7 @@ CODES = {
     ConversationFault.CUT_OFF: stream_errors.FAILED,
 }
 """The code with which a datanode reports each error of a conversation."""
+_WRITE_BLOCKS = header_of(WriteBlocks)
 HANG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
 """The event which says that a peer has closed its sending side."""
 
@@ -214,13 +218,16 @@ class Wire:
     def _wait_next(self, take: Callable[[], Taken | None], timeout_s: float) -> Taken:
         deadline = time.monotonic() + timeout_s
         while (taken := self._next(take)) is None:
-            self._shrink()
+            self._shrink_if_quiet(deadline)
             self._wait(select.POLLIN, deadline, timeout_s)
         return taken
 
-    def _shrink(self) -> None:
-        """Shrink the buffer to the usual size while nothing is under way."""
-        if self._room is not None and (grown_bytes := self._buffer.grown_bytes):
+    def _shrink_if_quiet(self, deadline: float) -> None:
+        """Shrink the buffer to the usual size if nothing is under way, and nothing comes for LARGE_KEPT_S."""
+        grown_bytes = self._buffer.grown_bytes
+        if self._room is None or not grown_bytes or self.is_receiving:
+            return
+        if not self._is_ready(select.POLLIN, min(deadline, time.monotonic() + LARGE_KEPT_S)):
             self._buffer.shrink()
             self._room.give(grown_bytes - self._buffer.grown_bytes)
 
@@ -295,10 +302,13 @@ class Wire:
             return
 
     def _wait(self, events: int, deadline: float, timeout_s: float) -> None:
+        if not self._is_ready(events, deadline):
+            raise WireClosed(f"the peer was silent for {timeout_s:g} s", timed_out=True)
+
+    def _is_ready(self, events: int, deadline: float) -> bool:
         poll = select.poll()
         poll.register(self.sock, events)
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise WireClosed(f"the peer was silent for {timeout_s:g} s", timed_out=True)
+        return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
 
 def tune(sock: socket.socket) -> None:
@@ -364,8 +374,11 @@ def read_record(frame: Frame, *types: type) -> Any:
 def read_request(frame: Frame, *types: type) -> tuple[Any, bytes]:
     """Return the request in a frame, and its block tokens; raises INVALID_REQUEST.
 
-    With ``types``, the request must be one of them.
+    With ``types``, the request must be one of them. The bytes of a WriteBlocks are a view of the frame, good as long as
+    it is: they are many, and nobody needs them in another place.
     """
+    if not types and (blocks := _blocks_in(frame)) is not None:
+        return blocks, b""
     try:
         request, tokens = without_tokens(record_of(frame))
     except UnreadableRecord as error:
@@ -377,6 +390,31 @@ def read_request(frame: Frame, *types: type) -> tuple[Any, bytes]:
             f"payload of {frame.header.kind.name} is a {type(request).__name__}, not a {wanted}",
         )
     return request, tokens
+
+
+def _blocks_in(frame: Frame) -> WriteBlocks | None:
+    """Return the WriteBlocks in a frame, its bytes as a view; None for all that is not plainly one: it is decoded."""
+    payload, begin = frame.payload, _WRITE_BLOCKS
+    if frame.header.kind is not Kind.REQUEST or payload[: len(begin)] != begin:
+        return None
+    try:
+        opening, at = _bytes_at(payload, len(begin))
+        data, at = _bytes_at(payload, at)
+    except (ValueError, IndexError):
+        return None
+    # A view serves as well as bytes for all that is done with a request.
+    return WriteBlocks(opening=bytes(opening), data=cast("bytes", data)) if at == len(payload) else None
+
+
+def _bytes_at(data: memoryview, at: int) -> tuple[memoryview, int]:
+    """Return Avro ``bytes`` as a view, and the position behind them; raises ValueError, IndexError."""
+    size, at = data[at], at + 1
+    if size > 0x7F:
+        size, at = read_varint(size, cast("bytes", data), at)  # it only takes single bytes out
+    end = at + (size >> 1)
+    if size & 1 or end > len(data):
+        raise IndexError(f"bytes up to {end} of {len(data)}")
+    return data[at:end], end
 
 
 def opening_of(request: WriteBlocks) -> tuple[OpenBlocks, bytes]:

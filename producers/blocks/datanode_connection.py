@@ -18,11 +18,16 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
+from crc32c import crc32c
+
 from producers.errors import UNREACHABLE, DatanodeError
 from producers.waiting import WORD_AFTER_MS, logger
+from schemas.codecs.codec import encode
+from schemas.codecs.compiler import encode_long
 from schemas.conversation.conversation import (
     Conversation,
     ConversationFailed,
@@ -34,8 +39,8 @@ from schemas.conversation.conversation import (
 )
 from schemas.conversation.limits import UnreadableRecord
 from schemas.conversation.states import ConversationRole, ConversationState
-from schemas.records.datanode import Hello, StreamError
-from schemas.records.packets import BLOCK_TOKENS_VERSION, Frame
+from schemas.records.datanode import Hello, StreamError, WriteBlocks
+from schemas.records.packets import BLOCK_TOKENS_VERSION, Frame, Kind
 from schemas.security.certificates import ExpectedPeer, Role
 from schemas.security.tls import ProcessTls
 from schemas.security.tls_socket import TlsSocket
@@ -66,6 +71,28 @@ PROBE_AFTER_MS = 4_000
 PROBE_TIMEOUT_MS = 2_000
 SOCKET_BUFFER_BYTES = 1024 * 1024
 _TIMEVAL = Struct("ll")
+MAX_PARTS = 512
+"""Buffers that are sent with one call, at most: the kernel takes 1,024."""
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksInParts:
+    """A WriteBlocks whose bytes are not joined: ``data`` has them in order.
+
+    Its payload is never a buffer of its own. A fresh one of a megabyte costs more than its bytes on their way.
+    """
+
+    opening: bytes
+    data: Sequence[Buffer]
+
+    def payload(self) -> list[Buffer]:
+        """Return the encoded request in parts; raises Unencodable."""
+        without = encode(WriteBlocks(opening=self.opening, data=b""))
+        # The bytes come last, behind their length.
+        beginning = without[: -len(encode_long(0))] + encode_long(sum(map(len, self.data)))
+        return [beginning, *self.data]
 
 
 class DatanodeConnection:
@@ -138,7 +165,7 @@ class DatanodeConnection:
     def _send_some(self, parts: list[bytes | bytearray | memoryview]) -> int:
         for _ in range(max(self._silence_ms // PROBE_AFTER_MS, 1)):
             try:
-                return self._socket.sendmsg(parts)
+                return self._socket.sendmsg(parts[:MAX_PARTS])
             except BlockingIOError:
                 if not self.is_alive():
                     break
@@ -231,6 +258,14 @@ class DatanodeConnection:
     def send_request(self, request: Any, *, tokens: bytes = b"") -> None:
         """Send a request, with block tokens; the next answer belongs to the oldest request without one."""
         self.send_parts([self.talk.request(request, tokens=self.presented(tokens))])
+
+    def send_blocks(self, request: BlocksInParts) -> None:
+        """Send whole blocks; the answer is taken as that of any request."""
+        parts, crc, length = request.payload(), 0, 0
+        for part in parts:
+            crc, length = crc32c(part, crc), length + len(part)
+        header = self.talk.header(Kind.REQUEST, stream=0, sequence=0, offset=0, length=length, crc=crc)
+        self.send_parts([header, *parts])
 
     def presented(self, tokens: bytes) -> bytes:
         """Return block tokens as the datanode is shown them: one of an earlier version knows none."""

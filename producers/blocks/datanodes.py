@@ -19,12 +19,13 @@ from producers.blocks.datanode_connection import (
     CONNECT_TIMEOUT_MS,
     PROBE_TIMEOUT_MS,
     SILENCE_MS,
+    BlocksInParts,
     DatanodeConnection,
     readable,
 )
 from producers.errors import UNREACHABLE, DatanodeError
 from schemas.conversation.conversation import own_hello
-from schemas.records.datanode import BlocksWritten, Member, WriteBlocks
+from schemas.records.datanode import BlocksWritten, Member
 from schemas.records.packets import SMALL_BLOCKS_VERSION
 from schemas.security.tls import ProcessTls
 from schemas.stream_errors import BAD_FRAME, OVERLOADED, STOPPING, TIMED_OUT, UNSUPPORTED_VERSION
@@ -122,7 +123,7 @@ class Datanodes:
             raise outcome
         return outcome
 
-    def ask_small(self, member: Member, request: WriteBlocks) -> BlocksWritten:
+    def ask_small(self, member: Member, request: BlocksInParts) -> BlocksWritten:
         """Have a datanode write small blocks together; raises DatanodeError.
 
         The error is UNSUPPORTED_VERSION for a datanode that does not know how. A datanode that is silent is asked for
@@ -141,11 +142,11 @@ class Datanodes:
                         raise
                     fresh = True
 
-    def _exchange(self, connection: DatanodeConnection, request: WriteBlocks) -> BlocksWritten:
-        connection.doing = type(request).__name__
+    def _exchange(self, connection: DatanodeConnection, request: BlocksInParts) -> BlocksWritten:
+        connection.doing = "WriteBlocks"
         if connection.version < SMALL_BLOCKS_VERSION:
             raise connection.error(UNSUPPORTED_VERSION, f"it speaks version {connection.version}")
-        connection.send_request(request)
+        connection.send_blocks(request)
         answer = connection.answer(connection.receive_patiently(min(self.silence_ms, EXCHANGE_TIMEOUT_MS)))
         if not isinstance(answer, BlocksWritten):
             raise connection.error(BAD_FRAME, f"answered with a {type(answer).__name__}")

@@ -24,12 +24,13 @@ from dataclasses import dataclass, field
 
 from producers.blocks.core.small_batches import SmallBatches
 from producers.blocks.core.topology import Shape, nearest_first, spanning_tree
+from producers.blocks.datanode_connection import BlocksInParts
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.datanodes import Datanodes
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import DatanodeError
 from schemas.conversation.conversation import with_tokens
-from schemas.records.datanode import Member, OpenBlocks, WholeBlock, WriteBlocks
+from schemas.records.datanode import Member, OpenBlocks, WholeBlock
 from schemas.records.packets import CELL_BYTES
 from schemas.records.rows import BlockLocation
 from schemas.stream_errors import BAD_FRAME
@@ -156,7 +157,7 @@ class SmallBlocks:
             blocks=[one.block for one in batch], routes=spanning_tree(way.members, root.datanode, way.topology),
         )  # fmt: skip
         opened = with_tokens(opening, b"".join(one.token for one in batch))
-        request = WriteBlocks(opening=opened, data=b"".join(part for one in batch for part in one.data))
+        request = BlocksInParts(opened, [part for one in batch for part in one.data])
         self.batches += 1
         answer = self._datanodes.ask_small(root, request)
         if len(answer.outcomes) != len(batch):

@@ -24,14 +24,16 @@ from datanode_processors.wire.wire import (
     error_frame,
     read_error,
     read_record,
+    read_request,
     refusal,
     split_address,
     stream_error,
 )
 from schemas import stream_errors as codes
 from schemas.codecs.codec import encode
-from schemas.records.datanode import BlockWatched, StreamError
-from schemas.records.packets import PACKET_BYTES, BadFrame, FrameBuffer, Kind, encode_frame
+from schemas.conversation.limits import UnreadableRecord, record_of
+from schemas.records.datanode import BlockWatched, StreamError, WriteBlocks
+from schemas.records.packets import PACKET_BYTES, BadFrame, Frame, FrameBuffer, Kind, encode_frame
 from tests.support.local.waiting import eventually
 
 WAIT_S = 30.0
@@ -159,6 +161,84 @@ def test_large_frames_take_room_and_give_it_back_when_they_are_done(pairs: Calla
     with pytest.raises(WireClosed):
         wire.wait_frame(0.01)
     assert room.taken_bytes == 0
+
+
+def test_the_room_of_a_large_frame_is_kept_for_the_next_one_and_given_back_after_a_while(
+    pairs: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+):
+    room = Room(1 << 30)
+    wire, theirs = pairs(room)
+    theirs.sendall(LARGE)
+    wire.wait_frame(WAIT_S)
+    buffer, waits = wire._buffer._buffer, []
+
+    def ready(events: int, deadline: float) -> bool:
+        waits.append(room.taken_bytes)
+        if len(waits) == 1:
+            theirs.sendall(LARGE)
+        return is_ready(events, deadline)
+
+    is_ready = wire._is_ready
+    monkeypatch.setattr(wire, "_is_ready", ready)
+    wire.wait_frame(WAIT_S)
+    assert wire._buffer._buffer is buffer, "the next large frame needs no other"
+    monkeypatch.setattr(module, "LARGE_KEPT_S", 0.01)
+    waits.clear()
+    monkeypatch.setattr(wire, "_is_ready", lambda *_: waits.append(room.taken_bytes))
+    with pytest.raises(WireClosed):
+        wire.wait_frame(WAIT_S)
+    assert waits[0] > 0
+    assert waits[1:] == [0]
+
+
+def in_a_buffer(payload: bytes, kind: Kind = Kind.REQUEST) -> Frame:
+    buffer, frame = FrameBuffer(), encode_frame(kind, payload)
+    while len(buffer) < len(frame):
+        space = buffer.space()
+        some = frame[len(buffer) :][: len(space)]
+        space[: len(some)] = some
+        buffer.received(len(some))
+        if (found := buffer.frame()) is not None:
+            return found
+    raise AssertionError("no frame")
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 8191, 8192, 300_000])
+def test_the_bytes_of_blocks_are_not_copied_out_of_their_frame(size: int):
+    data = b"d" * size
+    frame = in_a_buffer(encode(WriteBlocks(opening=b"o" * size, data=data)))
+    request, tokens = read_request(frame)
+    assert (request, tokens) == (WriteBlocks(opening=b"o" * size, data=data), b"")
+    assert isinstance(request.data, memoryview)
+    assert request.data.obj is frame.payload.obj
+    assert isinstance(request.opening, bytes)
+
+
+BLOCKS = encode(WriteBlocks(opening=b"opening", data=b"data"))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        *(BLOCKS[:cut] for cut in range(len(BLOCKS))),
+        BLOCKS + b"x",
+        BLOCKS[:10] + b"\x01" + BLOCKS[11:],
+        BLOCKS[:10] + b"\xff" * 11,
+        BLOCKS[:10] + b"\xff" * 9 + b"\x01" + BLOCKS[11:],
+    ],
+)
+def test_blocks_that_are_not_whole_are_refused_as_other_requests_are(payload: bytes):
+    with pytest.raises(UnreadableRecord) as meant:
+        record_of(in_a_buffer(payload))
+    with pytest.raises(BlockError) as caught:
+        read_request(in_a_buffer(payload))
+    assert (caught.value.code, caught.value.message) == (codes.INVALID_REQUEST, str(meant.value))
+
+
+def test_blocks_in_a_frame_of_another_kind_are_what_they_were():
+    request, _ = read_request(in_a_buffer(BLOCKS, Kind.END))
+    assert request == WriteBlocks(opening=b"opening", data=b"data")
+    assert isinstance(request.data, bytes)
 
 
 @pytest.mark.parametrize("part", [len(LARGE) // 2, len(LARGE)])

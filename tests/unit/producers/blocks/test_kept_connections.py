@@ -1,10 +1,14 @@
 """Connections for requests: how many are kept, and what becomes of one on which a request fails."""
 
+import socket
+
 import pytest
+from crc32c import crc32c
 
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.server import StreamServer
+from producers.blocks.datanode_connection import MAX_PARTS, BlocksInParts, Buffer
 from producers.blocks.datanodes import MAX_IDLE
 from producers.errors import UNREACHABLE, DatanodeError
 from schemas import stream_errors
@@ -111,7 +115,37 @@ def test_a_datanode_that_ends_each_connection_is_asked_twice(node, member, datan
 def small_blocks(world):
     """Return an exchange that the node answers, whatever becomes of its blocks."""
     opening = OpenBlocks(partition=1, bytes_per_checksum=CELL_BYTES, watch_timeout_ms=0, blocks=[], routes=[])
-    return WriteBlocks(opening=encode(opening), data=b"")
+    return BlocksInParts(encode(opening), [])
+
+
+def test_blocks_in_parts_are_the_bytes_of_the_record():
+    cases: list[list[Buffer]] = [
+        [], [b"x"], [b"ab", bytearray(b"cd"), memoryview(b"xefx")[1:3]], [bytes(70_000)] * 3
+    ]  # fmt: skip
+    for parts in cases:
+        whole = WriteBlocks(opening=b"opening", data=b"".join(parts))
+        assert b"".join(BlocksInParts(b"opening", parts).payload()) == encode(whole)
+
+
+def test_more_parts_than_one_call_takes_arrive_in_order(world, member, datanodes):
+    data = [b"%d" % number for number in range(3 * MAX_PARTS)]
+    connection = datanodes.connect(member)
+    heard = []
+
+    def header(*_, length, crc, **__):
+        heard.append((length, crc))
+        return b""
+
+    connection.talk.header = header
+    connection._socket.close()
+    connection._socket, other = socket.socketpair()
+    request = BlocksInParts(b"opening", data)
+    connection.send_blocks(request)
+    connection.close()
+    payload = b"".join(request.payload())
+    assert other.makefile("rb").read() == payload
+    assert heard == [(len(payload), crc32c(payload))]
+    other.close()
 
 
 def test_small_blocks_that_meet_a_kept_connection_that_has_ended_are_sent_once_more(

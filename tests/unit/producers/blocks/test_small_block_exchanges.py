@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from producers.blocks.datanode_connection import BlocksInParts
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.small_blocks import SmallBlocks
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import DatanodeError
 from schemas.codecs.codec import decode_as
-from schemas.records.datanode import BlockOutcome, BlocksWritten, Member, OpenBlocks, TokenedRequest, WriteBlocks
+from schemas.records.datanode import BlockOutcome, BlocksWritten, Member, OpenBlocks, TokenedRequest
 from schemas.records.rows import BlockLocation
 
 MEMBERS = tuple(
@@ -33,7 +34,7 @@ def outcome(bcs_id: int = 5, code: str = "") -> BlockOutcome:
     return BlockOutcome(bcs_id=bcs_id, code=code, message="")
 
 
-def opened(request: WriteBlocks) -> OpenBlocks:
+def opened(request: BlocksInParts) -> OpenBlocks:
     return decode_as(OpenBlocks, request.opening)
 
 
@@ -41,18 +42,18 @@ class Datanodes:
     """Answers an exchange with what ``answer`` returns or raises."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, WriteBlocks]] = []
-        self.answer: Callable[[WriteBlocks], BlocksWritten] = self.good
+        self.asked: list[tuple[str, BlocksInParts]] = []
+        self.answer: Callable[[BlocksInParts], BlocksWritten] = self.good
         self.watched: list[str] = NAMES
         self.leader = "dn2"
 
-    def good(self, request: WriteBlocks) -> BlocksWritten:
+    def good(self, request: BlocksInParts) -> BlocksWritten:
         return BlocksWritten(
             datanode="dn1", outcomes=[outcome(5 + number) for number, _ in enumerate(opened(request).blocks)], watched=self.watched,
             leader=self.leader,
         )  # fmt: skip
 
-    def ask_small(self, member: Member, request: WriteBlocks) -> BlocksWritten:
+    def ask_small(self, member: Member, request: BlocksInParts) -> BlocksWritten:
         self.asked.append((member.datanode, request))
         return self.answer(request)
 
@@ -82,7 +83,7 @@ def test_a_block_is_written_with_its_bytes_and_the_entry_is_told(site: Site) -> 
     ((_, request),) = site.datanodes.asked
     (block,) = opened(request).blocks
     assert (block.container_id, block.local_id, block.length, block.checksums) == (7, 1, 4, b"sums")
-    assert (opened(request).partition, bytes(request.data)) == (1, b"data")
+    assert (opened(request).partition, b"".join(request.data)) == (1, b"data")
     assert (site.small.written, site.small.batches) == (1, 1)
     assert site.waited == []
 
@@ -112,7 +113,7 @@ def test_an_answer_with_another_number_of_outcomes_is_none(site: Site, count: in
 
 
 def test_a_datanode_that_fails_closes_the_way_for_a_while(site: Site) -> None:
-    def fail(_: WriteBlocks) -> BlocksWritten:
+    def fail(_: BlocksInParts) -> BlocksWritten:
         raise DatanodeError("TIMED_OUT", "no answer")
 
     site.datanodes.answer = fail
@@ -122,7 +123,7 @@ def test_a_datanode_that_fails_closes_the_way_for_a_while(site: Site) -> None:
 
 
 def test_a_defect_leaves_nobody_waiting(site: Site) -> None:
-    def fail(_: WriteBlocks) -> BlocksWritten:
+    def fail(_: BlocksInParts) -> BlocksWritten:
         raise ZeroDivisionError
 
     site.datanodes.answer = fail
@@ -153,7 +154,7 @@ def test_without_a_known_leader_near_members_share_the_work(site: Site) -> None:
 def test_blocks_that_gather_go_together_in_their_order(site: Site) -> None:
     go_on = threading.Event()
 
-    def slow(request: WriteBlocks) -> BlocksWritten:
+    def slow(request: BlocksInParts) -> BlocksWritten:
         assert go_on.wait(WAIT_S)
         return site.datanodes.good(request)
 
@@ -176,7 +177,7 @@ def test_blocks_that_gather_go_together_in_their_order(site: Site) -> None:
     first, second = (request for _, request in site.datanodes.asked)
     assert [block.local_id for block in opened(first).blocks] == [1]
     assert [block.local_id for block in opened(second).blocks] == [2, 3, 4]
-    assert bytes(second.data) == b"223334444"
+    assert b"".join(second.data) == b"223334444"
     assert found == {1: 5, 2: 5, 3: 6, 4: 7}
     assert (site.small.written, site.small.batches) == (4, 2)
 
@@ -185,7 +186,7 @@ def test_who_waits_is_told_for_what_and_may_leave(site: Site, monkeypatch: pytes
     monkeypatch.setattr("producers.blocks.small_blocks.LOOK_S", 0.001)
     go_on = threading.Event()
 
-    def slow(request: WriteBlocks) -> BlocksWritten:
+    def slow(request: BlocksInParts) -> BlocksWritten:
         assert go_on.wait(WAIT_S)
         return site.datanodes.good(request)
 
