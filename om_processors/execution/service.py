@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from om_processors.errors import OMError
 from om_processors.execution.commands import command
-from om_processors.execution.execute import apply_request, pre_execute
+from om_processors.execution.execute import execute
 from om_processors.namespace.access import ACCESS_RULES
 from om_processors.namespace.context import Contexts, Result
 from replicated_db.core.execution.transaction import Transaction
@@ -47,8 +47,7 @@ class OMService:
                 command(request.body, transaction, self._shard)  # type: ignore[arg-type]  # its type says that it is one
             else:
                 context = self._contexts.at(timestamp_ms, transaction.index)
-                prepared = pre_execute(request, context, proposal.standing)
-                result = apply_request(prepared, transaction, ACCESS_RULES)
+                result = execute(request, transaction, context, ACCESS_RULES, proposal.standing)
         except OMError as error:
             status, message = error.status, error.message
         return executed(request, transaction, self._shard, status, message, result)

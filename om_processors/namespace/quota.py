@@ -121,11 +121,8 @@ def admit_key(view: ReadView, bucket: BucketInfo, size_bytes: int, replaced: Key
 
 def add_key_usage(tx: RowTransaction, volume: str, bucket: str, more_bytes: int, more_keys: int) -> None:
     """Change a bucket's usage by committed bytes and keys."""
-    if more_bytes:
-        tx.merge(USAGE_TABLE, tables.used_bytes_key(volume, bucket), ADD_INT64, encode_int64(more_bytes))
-    if more_keys:
-        operand = _ONE if more_keys == 1 else encode_int64(more_keys)
-        tx.merge(USAGE_TABLE, tables.used_keys_key(volume, bucket), ADD_INT64, operand)
+    add(tx, tables.used_bytes_key(volume, bucket), more_bytes)
+    add(tx, tables.used_keys_key(volume, bucket), more_keys)
 
 
 # ---- buckets in a volume
