@@ -17,7 +17,8 @@ Everything is real and runs here: brokers, three Object Managers, three datanode
 of its own with ``--clients`` threads. Before the first figure the stack does some work of each kind for ``--compile``
 seconds: until then a broker's compiler takes up to a quarter of a core, also at rest. Standard output has one JSON
 object a line: `what`, `brokers`, `size`, `clients`, `per_second`, `p50_ms`, `p99_ms`, `cpu_ms` (of all processes, per
-operation), `cpu_ms_by_process`. A table goes to standard error. Nothing is asserted.
+operation), `cpu_ms_by_process`; the first line is the machine (``benchmarks/machine.py``). A table goes to standard
+error. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.machine import machine
 from benchmarks.user.commands import CREATE, GET, LOOKUP, LOOKUPS, PRODUCE, PUT, UserCommand
 from benchmarks.user.system import PLAIN_TOPIC, UserSystem, bare, user_system
 
@@ -186,6 +188,8 @@ def shown(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
     rest = Table("brokers", "with the audit", "cores at rest", "by process")
     work = Table("brokers", "what", "size", "clients", "per second", "p50 ms", "p99 ms", "processor ms")
     for row in rows:
+        if row["what"] == "machine":
+            continue
         if row["what"] in ("idle", "bare"):
             spent = ", ".join(f"{name} {share}" for name, share in row["by_process"].items())
             alone = f"brokers and {row.get('followers')} bare followers alone"
@@ -203,7 +207,8 @@ def shown(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
 def main() -> None:
     """Measure, print."""
     options = parse()
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = [{"what": "machine", **machine()}]
+    print(json.dumps(rows[0]), flush=True)
     for brokers in options.brokers:
 
         def emit(brokers: int = brokers, **row: Any) -> None:

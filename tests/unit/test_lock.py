@@ -2,9 +2,11 @@
 
 import re
 import tomllib
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -35,6 +37,21 @@ def test_all_that_is_wanted_is_locked_at_a_version_that_is_allowed() -> None:
     versions = locked()
     for requirement in wanted():
         assert versions[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+
+
+def requires_python(name: str) -> SpecifierSet:
+    """Return which versions of Python a library takes; any, if it is not installed here or does not say."""
+    try:
+        return SpecifierSet(metadata(name).get("Requires-Python", ""))
+    except PackageNotFoundError:
+        return SpecifierSet()
+
+
+def test_every_locked_version_takes_the_first_python_of_its_kind() -> None:
+    """Debian 12's Python is 3.11.2: a library that asks for 3.11.5 leaves its users without an installation."""
+    refusing = {name: str(requires_python(name)) for name in locked() if "3.11.0" not in requires_python(name)}
+    assert not refusing
+    assert "3.0" not in requires_python("pytest")  # what is installed here has been read
 
 
 def test_the_installation_takes_it_for_its_own_python_alone() -> None:
