@@ -24,7 +24,7 @@ from typing import Protocol
 
 from crc32c import crc32c
 
-from datanode_processors.blocks.containers import Container, Containers, block_name
+from datanode_processors.blocks.containers import Container, Containers
 from datanode_processors.blocks.core.checksums import CHECKSUM_BYTES, CellChecksums, cell_range
 from datanode_processors.blocks.file_bytes import block_error, read_fully
 from datanode_processors.blocks.fsync import FsyncCount
@@ -58,7 +58,7 @@ class BlockState:
 
     def __init__(self, key: tuple[int, int], containers: Containers, fsync: str, count: FsyncCount) -> None:
         self.key = key
-        self.path = containers.path(key[0]) / block_name(key[1])
+        self.path = containers.file(*key)
         self.lock = Lock()
         self.flush_lock = Lock()
         self.cells = CellChecksums(CELL_BYTES)

@@ -4,8 +4,9 @@ The rules:
 
 1. Each block has its own writer (``block_writer``), so what protects a block from other streams protects it here. What
    fails for one block fails for no other.
-2. The files are fsynced at the same time, by FSYNC_THREADS threads that all exchanges of the store share: the kernel
-   stores files whose fsyncs overlap with one commit of its journal. Then each directory is fsynced once.
+2. The files are fsynced at the same time, one by the exchange's own thread and the others by FSYNC_THREADS threads that
+   all exchanges of the store share: the kernel stores files whose fsyncs overlap with one commit of its journal. Then
+   each directory is fsynced once.
 3. A block counts as stored as under ``BlockFile.flush``: when its own fsync and its directory's have ended.
 """
 
@@ -14,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import TypeAlias
 
 from datanode_processors.blocks.block_file import BlockFile
@@ -24,7 +24,7 @@ from datanode_processors.blocks.fsync import NEVER
 from datanode_processors.errors import BlockError
 
 FSYNC_THREADS = 16
-"""Files of one store that are fsynced at once."""
+"""Files of one store that are fsynced at once, beside one by the thread of each exchange."""
 
 
 BlockCells: TypeAlias = tuple[int, int, Sequence[tuple[memoryview, int]]]
@@ -80,20 +80,25 @@ class BlocksTogether:
             self._store([one for one in due if one[3] is not None], outcomes)
 
     def _store(self, due: Sequence[tuple[int, BlockFile, int, int | None]], outcomes: list[BlockError | None]) -> None:
-        descriptors = [descriptor for _, _, descriptor, _ in due]
-        failures = list((self._threads.map if len(due) > 1 else map)(self._fsync, descriptors))
-        folders: dict[Path, OSError | None] = {}
+        failures = self._fsync_all([descriptor for _, _, descriptor, _ in due])
+        containers: dict[int, OSError | None] = {}
         for (number, block, descriptor, target), failure in zip(due, failures, strict=True):
             error = failure
             if error is None and not block.linked:
-                folder = block.path.parent
-                if folder not in folders:
-                    folders[folder] = self._link(folder, block)
-                error = folders[folder]
+                container_id = block.key[0]
+                if container_id not in containers:
+                    containers[container_id] = self._link(block)
+                error = containers[container_id]
             if error is not None:
                 outcomes[number] = block.flush_failed(error, descriptor)
             elif target is not None:
                 block.flushed(target)
+
+    def _fsync_all(self, descriptors: Sequence[int]) -> list[OSError | None]:
+        """Fsync files at the same time; return what went wrong with each, None if nothing."""
+        others = [self._threads.submit(self._fsync, descriptor) for descriptor in descriptors[1:]]
+        own = [self._fsync(descriptor) for descriptor in descriptors[:1]]
+        return [*own, *(other.result() for other in others)]
 
     def _fsync(self, descriptor: int) -> OSError | None:
         try:
@@ -102,9 +107,9 @@ class BlocksTogether:
             return error
         return None
 
-    def _link(self, folder: Path, block: BlockFile) -> OSError | None:
+    def _link(self, block: BlockFile) -> OSError | None:
         try:
-            self._blocks.fsyncs.directory(folder)
+            self._blocks.fsyncs.directory(block.path.parent)
             block.link()
         except OSError as error:
             return error

@@ -148,6 +148,10 @@ class Containers:
         """Return a container's directory, which need not exist."""
         return self.folder / str(container_id)
 
+    def file(self, container_id: int, local_id: int) -> Path:
+        """Return a block's file, which need not exist."""
+        return self.folder / f"{container_id}/{block_name(local_id)}"  # joined once: each block asks for it
+
     def peek(self, container_id: int) -> Container | None:
         """Return a container if anything of it is stored."""
         with self._lock:

@@ -134,11 +134,18 @@ def test_files_of_blocks_that_come_together_are_stored_at_the_same_time(
     store = BlockStore(tmp_path)
     together = BlocksTogether(store)
     met = threading.Barrier(3)
-    monkeypatch.setattr(store.fsyncs, "file", lambda _: met.wait(30))
+    threads: list[threading.Thread] = []
+
+    def meet(_: int) -> None:
+        threads.append(threading.current_thread())
+        met.wait(30)
+
+    monkeypatch.setattr(store.fsyncs, "file", meet)
     cells = [(memoryview(b"data"), crc32c(b"data"))]
     outcomes = together.write([(CONTAINER, local_id, cells) for local_id in (1, 2, 3)], CELL, lambda: True)
     assert outcomes == [None] * 3
-    threads: list[threading.Thread] = []
+    assert threads.count(threading.current_thread()) == 1, "the exchange's own thread does its part"
+    threads.clear()
     monkeypatch.setattr(store.fsyncs, "file", lambda _: threads.append(threading.current_thread()))
     assert together.write([(CONTAINER, 4, cells)], CELL, lambda: True) == [None]
     assert threads == [threading.current_thread()], "one alone waits for no other thread"
