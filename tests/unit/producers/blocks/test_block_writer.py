@@ -60,7 +60,8 @@ def test_a_stream_that_breaks_again_and_again_goes_on_as_long_as_bytes_get_throu
 
 
 def test_a_block_leaves_out_who_is_silent_while_a_majority_is_left():
-    writer = writer_that_asks([], failing := set())
+    failing: set[str] = set()
+    writer = writer_that_asks([], failing)
     silent = writer._datanodes.silent
     silent.on_silent(writer.pipeline.members[0])
     writer._leave_out_silent()
