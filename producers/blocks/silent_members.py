@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from producers.blocks.core.silent_datanodes import Place, SilentDatanodes
 from schemas.records.datanode import Member
@@ -54,7 +55,8 @@ class SilentMembers:
         for member in members:
             if _place(member) in places:
                 name = f"stratolog-probe-{member.datanode}"
-                threading.Thread(target=self._probe, args=(member,), name=name, daemon=True).start()
+                with suppress(RuntimeError):  # no thread to be had: the probe counts as lost, and is made again
+                    threading.Thread(target=self._probe, args=(member,), name=name, daemon=True).start()
 
 
 def _place(member: Member) -> Place:
