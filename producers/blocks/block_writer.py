@@ -15,6 +15,8 @@ failures. The rules:
 5. Bytes are kept while the block may stay so small. A flush sends them.
 6. ``core.stream_recovery`` decides which datanode fails, and whether the block is given up. This module asks its
    questions: the Object Manager is asked where datanodes are now, datanodes are asked whether they are there.
+7. A datanode that other blocks of the client just found silent is left out from the beginning, as one that this block
+   found failing, if a majority is left (``Datanodes.silent``, decision 0082).
 """
 
 from __future__ import annotations
@@ -164,6 +166,7 @@ class BlockWriter:
         with self._lock:
             self.window.seal()
         length = self.window.written
+        self._leave_out_silent()
         if self._may_stay_small and self._write_small(length):
             return
         answers: list[BlockCommitted | None] = []
@@ -235,10 +238,17 @@ class BlockWriter:
     def _opened(self) -> BlockStream:
         """Return the stream, opening one if there is none."""
         if self._stream is None:
+            self._leave_out_silent()
             with self._lock:
                 offset = self.window.resume()
             self._stream = self._open(offset)
         return self._stream
+
+    def _leave_out_silent(self) -> None:
+        """Take members that are silent for failing; rule 7."""
+        failing = self._failing | self._datanodes.silent.among(self._members)
+        if len(self._members) - len(failing) >= self.pipeline.majority:
+            self._failing |= failing
 
     def _open(self, offset: int) -> BlockStream:
         members = [member for member in self._members if member.datanode not in self._failing]

@@ -4,7 +4,8 @@ The rules:
 
 1. Connections for requests are kept for the next request, MAX_IDLE for each datanode. A request that fails on a kept
    connection is sent once more on a new one: all requests to datanodes may be repeated.
-2. At most ``max_conversations`` threads send requests to datanodes at a time; the others wait their turn.
+2. Whoever is asked for a HELLO and says none is remembered as silent (``silent``), until it says one.
+3. At most ``max_conversations`` threads send requests to datanodes at a time; the others wait their turn.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from producers.blocks.datanode_connection import (
     DatanodeConnection,
     readable,
 )
+from producers.blocks.silent_members import SilentMembers
 from producers.errors import UNREACHABLE, DatanodeError
 from schemas.conversation.conversation import own_hello
 from schemas.records.datanode import BlocksWritten, Member
@@ -60,6 +62,8 @@ class Datanodes:
         self._idle: dict[str, list[DatanodeConnection]] = {}
         self._turns = threading.BoundedSemaphore(max_conversations)
         self._closed = False
+        self.silent = SilentMembers(lambda member: self.answers([member], timeout_ms=PROBE_TIMEOUT_MS))
+        """The datanodes that did not answer just now."""
 
     def connect(self, member: Member, *, timeout_ms: int | None = None) -> DatanodeConnection:
         """Open a new connection, for a stream.
@@ -242,7 +246,10 @@ class Datanodes:
                     silence_ms=timeout_ms, tls=self._tls,
                 ).close()  # fmt: skip
                 alive.add(member.datanode)
+                self.silent.on_answered(member)
             except DatanodeError as error:
+                if error.status in {UNREACHABLE, TIMED_OUT}:
+                    self.silent.on_silent(member)
                 still(error)
         return alive
 

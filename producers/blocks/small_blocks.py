@@ -10,6 +10,9 @@ What belongs here: the shell around :class:`producers.blocks.core.small_batches.
 3. The root is the nearest member, and among equally near ones the one that led last.
 4. The answer names the members whose watch is satisfied. If that is not all of them, the block goes rule 1's other
    way, where the client asks each member itself, and a majority will do after a time-out.
+5. While a member is silent (``Datanodes.silent``) no batch is sent: its blocks go rule 1's other way, without it. So do
+   those that wait for an exchange already. A block that has waited for SUSPECT_AFTER_S has all members asked whether
+   they are there.
 """
 
 from __future__ import annotations
@@ -33,12 +36,14 @@ from schemas.conversation.conversation import with_tokens
 from schemas.records.datanode import Member, OpenBlocks, WholeBlock
 from schemas.records.packets import CELL_BYTES
 from schemas.records.rows import BlockLocation
-from schemas.stream_errors import BAD_FRAME
+from schemas.stream_errors import BAD_FRAME, TIMED_OUT
 
 MAX_SENDERS = 8
 """Threads of one client that write small blocks."""
 LOOK_S = 0.25
 """How often a thread that waits for its block looks whether it should go on waiting."""
+SUSPECT_AFTER_S = 1.5
+"""A block that waits longer has its members asked for a HELLO, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +107,9 @@ class SmallBlocks:
             members=pipeline.members, rack=options.rack, topology=options.topology,
             watch_timeout_ms=options.watch_timeout_ms,
         )  # fmt: skip
+        silent = self._datanodes.silent
+        if silent.among(pipeline.members):
+            return None
         waiting = WaitingBlock(block, data, Future(), token)
         with self._lock:
             if not self._batches.takes(way, time.monotonic()):
@@ -110,10 +118,16 @@ class SmallBlocks:
             batch = self._batches.next_batch(way)
         if batch and not self._begin(way, batch):
             return None
+        suspect_at_s = time.monotonic() + SUSPECT_AFTER_S
         while True:
             try:
                 return waiting.done.result(LOOK_S)
             except FutureTimeout:
+                if silent.among(pipeline.members):
+                    return None
+                if time.monotonic() >= suspect_at_s:
+                    suspect_at_s = float("inf")
+                    silent.suspect(pipeline.members)
                 still(f"block {location.container_id}/{location.local_id} is being written on {pipeline.pipeline}")
 
     def _begin(self, way: SmallWay, batch: Sequence[WaitingBlock]) -> bool:
@@ -152,6 +166,8 @@ class SmallBlocks:
     def _send(self, way: SmallWay, batch: Sequence[WaitingBlock]) -> None:
         """Carry out one exchange; raises DatanodeError if it fails as a whole."""
         root = self._root(way)
+        if silent := self._datanodes.silent.among(way.members):
+            raise DatanodeError(TIMED_OUT, "it is silent", datanode=min(silent), doing="WriteBlocks")
         opening = OpenBlocks(
             partition=way.partition, bytes_per_checksum=CELL_BYTES, watch_timeout_ms=way.watch_timeout_ms,
             blocks=[one.block for one in batch], routes=spanning_tree(way.members, root.datanode, way.topology),

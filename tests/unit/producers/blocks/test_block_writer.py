@@ -56,6 +56,21 @@ def test_a_stream_that_breaks_again_and_again_goes_on_as_long_as_bytes_get_throu
     assert writer.resumed == 3 * MAX_FUTILE_RESUMES + 1
 
 
+# -- members that are silent
+
+
+def test_a_block_leaves_out_who_is_silent_while_a_majority_is_left():
+    failing: set[str] = set()
+    writer = writer_that_asks([], failing)
+    silent = writer._datanodes.silent
+    silent.on_silent(writer.pipeline.members[0])
+    writer._leave_out_silent()
+    assert failing == {"dn1"}
+    silent.on_silent(writer.pipeline.members[1])
+    writer._leave_out_silent()
+    assert failing == {"dn1"}, "recovery finds out what is wrong"
+
+
 # -- members that moved
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from producers.blocks.datanode_connection import BlocksInParts
 from producers.blocks.datanode_directory import PipelineView
+from producers.blocks.silent_members import SilentMembers
 from producers.blocks.small_blocks import SmallBlocks
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import DatanodeError
@@ -46,6 +47,8 @@ class Datanodes:
         self.answer: Callable[[BlocksInParts], BlocksWritten] = self.good
         self.watched: list[str] = NAMES
         self.leader = "dn2"
+        self.probed: list[str] = []
+        self.silent = SilentMembers(lambda member: self.probed.append(member.datanode))
 
     def good(self, request: BlocksInParts) -> BlocksWritten:
         return BlocksWritten(
@@ -120,6 +123,34 @@ def test_a_datanode_that_fails_closes_the_way_for_a_while(site: Site) -> None:
     assert site.write() is None
     assert site.write() is None
     assert len(site.datanodes.asked) == 1
+
+
+def test_nobody_is_asked_while_a_member_is_silent(site: Site) -> None:
+    site.datanodes.silent.on_silent(MEMBERS[2])
+    assert site.write() is None
+    assert site.datanodes.asked == []
+    site.datanodes.silent.on_answered(MEMBERS[2])
+    assert site.write() == 5
+
+
+def test_whoever_waits_long_has_the_members_probed_and_leaves_once_one_is_silent(site: Site) -> None:
+    ended = threading.Event()
+
+    def hang(request: BlocksInParts) -> BlocksWritten:
+        assert ended.wait(WAIT_S)
+        return site.datanodes.good(request)
+
+    def find_silent(member: Member) -> None:
+        if member.datanode == "dn3":
+            site.datanodes.silent.on_silent(member)
+
+    site.datanodes.answer = hang
+    site.datanodes.silent = SilentMembers(find_silent)
+    try:
+        assert site.write() is None
+    finally:
+        ended.set()
+    assert site.waited, "it was told what is waited for"
 
 
 def test_a_defect_leaves_nobody_waiting(site: Site) -> None:
