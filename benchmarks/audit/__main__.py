@@ -117,11 +117,13 @@ class Bench:
         return [one for one in found if one.verdict == EQUAL]
 
     def _until(
-        self, running: AuditProcess, verdicts: Verdicts, wanted: set[tuple[int, int]]
-    ) -> Iterator[list[Verdict]]:
-        """Yield what is `equal` until all replicas are so at the wanted (shard, barrier offset)."""
+        self, running: AuditProcess, verdicts: Verdicts, wanted: set[tuple[int, int]],
+        seen: Sequence[Verdict] = (),
+    ) -> Iterator[list[Verdict]]:  # fmt: skip
+        """Yield what is `equal` until all replicas are so at the wanted (shard, barrier offset), or were among `seen`."""
         deadline = now_s() + START_SECONDS + PATIENCE_SECONDS
         left = {(*place, node) for place in wanted for node in REPLICAS}
+        left -= {(one.shard, one.barrier_offset, one.node) for one in seen}
         while left:
             running.check()
             if now_s() > deadline:
@@ -184,11 +186,14 @@ class Bench:
                     at, reports = log.reported_barrier()
                     sent[log.shard, at.offset] = now_s()
                     topics.send(log, reports)
+                seen: list[Verdict] = []  # the verdicts on the last barriers may come before the last second ends
                 while (left_s := next_s - now_s()) > 0:
-                    note(self._equal(verdicts.new(left_s)))
+                    found = self._equal(verdicts.new(left_s))
+                    note(found)
+                    seen += found
             cores = (running.cpu_s() - cpu_s) / (now_s() - began_s)
             done = sum(log.operations for log in logs) - operations
-            for found in self._until(running, verdicts, {(log.shard, len(log.values) - 1) for log in logs}):
+            for found in self._until(running, verdicts, {(log.shard, len(log.values) - 1) for log in logs}, seen):
                 note(found)
         self.emit(
             part="delay", operations_per_s=round(done / DELAY_BARRIERS), verdicts=len(delays), cores=round(cores, 3),
