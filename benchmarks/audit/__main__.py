@@ -120,7 +120,7 @@ class Bench:
         self, running: AuditProcess, verdicts: Verdicts, wanted: set[tuple[int, int]],
         seen: Sequence[Verdict] = (),
     ) -> Iterator[list[Verdict]]:  # fmt: skip
-        """Yield what is `equal` until all replicas are so at the wanted (shard, barrier offset), or were among `seen`."""
+        """Yield what is `equal` until all replicas are, or were in `seen`, at the wanted (shard, barrier offset)."""
         deadline = now_s() + START_SECONDS + PATIENCE_SECONDS
         left = {(*place, node) for place in wanted for node in REPLICAS}
         left -= {(one.shard, one.barrier_offset, one.node) for one in seen}

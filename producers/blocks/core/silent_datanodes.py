@@ -1,7 +1,7 @@
 """Which datanodes a client has found silent, and for how long it goes on without them (decision 0082). Pure.
 
-What belongs here: the memory that all blocks of a client share. A *place* is a datanode's name and its address: one that
-has moved is not remembered at its new address. The rules:
+What belongs here: the memory that all blocks of a client share. A *place* is a datanode's name and its address: one
+that has moved is not remembered at its new address. The rules:
 
 1. A place is *silent* from the moment when it was asked for a HELLO and said none, until it says one, or nobody has
    found it silent for FORGET_S.
