@@ -42,7 +42,7 @@ def test_all_that_is_wanted_is_locked_at_a_version_that_is_allowed() -> None:
 def requires_python(name: str) -> SpecifierSet:
     """Return which versions of Python a library takes; any, if it is not installed here or does not say."""
     try:
-        return SpecifierSet(metadata(name).get("Requires-Python", ""))
+        return SpecifierSet(metadata(name)["Requires-Python"] or "")
     except PackageNotFoundError:
         return SpecifierSet()
 
