@@ -4,7 +4,9 @@ What belongs here: the requests to a pipeline's members, their order, and how lo
 
 1. PutBlock goes to the member that led last, else to the nearest; any member forwards it. A NOT_LEADER with a hint is
    followed. After any other passing error the next member is tried, until the deadline. PutBlock may be repeated.
-   While a member fails it may be the leader: then each is asked for PUT_AGAIN_MS only, as another may lead by now.
+   While a member fails it may be the leader: then the first is asked for PUT_AGAIN_MS only, as another may lead by
+   now, and each further one for twice as long, PUT_TIMEOUT_MS at most: those who answer slowly are waited for in the
+   end.
 2. The watch asks every member itself, at once. It waits for ALL until ``watch_timeout_ms``; then a MAJORITY of the
    pipeline's members will do. It does not wait for members that are known to fail, but they count among the members.
 3. If no majority satisfies the watch, PutBlock is sent again. The entry may be lost, or a leader that was deposed may
@@ -42,7 +44,7 @@ PUT_TIMEOUT_MS = 6_000
 meanwhile.
 """
 PUT_AGAIN_MS = 2_000
-"""The same while a member fails: the one that is asked may still wait for a leader that another has replaced."""
+"""The same at first while a member fails: the one that is asked may wait for a leader that another has replaced."""
 GRACE_MS = 1_000
 """The client waits for an answer this much longer than the time-out in its request."""
 
@@ -95,7 +97,8 @@ class BlockCommitter:
             member = self._named(self._leader) or members[turn % len(members)]
             left_ms = int((deadline_s - time.monotonic()) * 1000)
             try:
-                timeout_ms = max(min(left_ms, PUT_AGAIN_MS if self._failing else PUT_TIMEOUT_MS), 1)
+                patience_ms = min(PUT_AGAIN_MS << min(turn, 2), PUT_TIMEOUT_MS) if self._failing else PUT_TIMEOUT_MS
+                timeout_ms = max(min(left_ms, patience_ms), 1)
                 answer = self._datanodes.ask(
                     member, request, BlockCommitted, timeout_ms=timeout_ms, tokens=self._tokens.of(self._block)
                 )  # fmt: skip
