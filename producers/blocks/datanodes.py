@@ -4,7 +4,8 @@ The rules:
 
 1. Connections for requests are kept for the next request, MAX_IDLE for each datanode. A request that fails on a kept
    connection is sent once more on a new one: all requests to datanodes may be repeated.
-2. Whoever is asked for a HELLO and says none is remembered as silent (``silent``), until it says one.
+2. Whoever is asked for a HELLO and says none is remembered as silent (``silent``), until it says one. Whoever refuses
+   at once is not: that costs a block no time, and it may be back for the next one.
 3. At most ``max_conversations`` threads send requests to datanodes at a time; the others wait their turn.
 """
 
@@ -239,6 +240,7 @@ class Datanodes:
         """Return the names of the datanodes that say HELLO now; ``still`` is called with each that does not."""
         alive = set()
         for member in members:
+            asked_s = time.monotonic()
             try:
                 hello = self._hello
                 DatanodeConnection(
@@ -248,8 +250,10 @@ class Datanodes:
                 alive.add(member.datanode)
                 self.silent.on_answered(member)
             except DatanodeError as error:
-                if error.status in {UNREACHABLE, TIMED_OUT}:
+                if error.status == TIMED_OUT or time.monotonic() - asked_s >= timeout_ms / 2000:
                     self.silent.on_silent(member)
+                else:
+                    self.silent.on_answered(member)
                 still(error)
         return alive
 

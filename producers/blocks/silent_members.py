@@ -42,12 +42,12 @@ class SilentMembers:
         self._begin(members, claimed)
 
     def on_silent(self, member: Member) -> None:
-        """Note that a datanode was asked for a HELLO and said none."""
+        """Note that a datanode was asked for a HELLO and let the time pass."""
         with self._lock:
             self._known.on_silent(_place(member), time.monotonic())
 
     def on_answered(self, member: Member) -> None:
-        """Note that a datanode said HELLO."""
+        """Note that a datanode said HELLO, or refused."""
         with self._lock:
             self._known.on_answered(_place(member))
 

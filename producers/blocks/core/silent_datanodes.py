@@ -3,8 +3,8 @@
 What belongs here: the memory that all blocks of a client share. A *place* is a datanode's name and its address: one
 that has moved is not remembered at its new address. The rules:
 
-1. A place is *silent* from the moment when it was asked for a HELLO and said none, until it says one, or nobody has
-   found it silent for FORGET_S.
+1. A place is *silent* from the moment when it was asked for a HELLO and let the time pass, until it says one or
+   refuses, or nobody has found it silent for FORGET_S.
 2. A silent place is asked again, by one probe at a time, FIRST_PAUSE_S after it was found silent. The pause is twice as
    long after each probe without an answer, LAST_PAUSE_S at most. It counts as silent meanwhile: nobody waits for a
    probe. A probe that does not end in PROBE_LOST_S counts as lost.
@@ -74,7 +74,7 @@ class SilentDatanodes:
         return claimed
 
     def on_silent(self, place: Place, now_s: float) -> None:
-        """Note that a place was asked for a HELLO and said none."""
+        """Note that a place was asked for a HELLO and let the time pass."""
         self._probes.pop(place, None)
         found = self._silent.pop(place, None)
         if found is None or now_s >= found.until_s:
@@ -88,6 +88,6 @@ class SilentDatanodes:
             del self._silent[next(iter(self._silent))]
 
     def on_answered(self, place: Place) -> None:
-        """Note that a place said HELLO."""
+        """Note that a place said HELLO, or refused."""
         self._probes.pop(place, None)
         self._silent.pop(place, None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import closing
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +18,8 @@ from producers.blocks.core.silent_datanodes import (
     Place,
     SilentDatanodes,
 )
+from producers.blocks.datanodes import Datanodes
+from schemas.records.datanode import Member
 
 PLACE = ("dn1", "h:1")
 OTHER = ("dn2", "h:2")
@@ -134,3 +139,14 @@ def test_any_order_of_events_is_bounded_and_everybody_gets_out(events: list[tupl
         assert known.due([place], later_s) == [place] or place not in known.silent([place], later_s)
         known.on_answered(place)
     assert known.silent(named, now_s + FORGET_S) == set()
+
+
+def test_who_lets_the_time_pass_is_silent_and_who_refuses_is_not() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listens, closing(Datanodes()) as datanodes:
+        host, port = listens.getsockname()
+        member = Member(datanode="dn1", address=f"{host}:{port}", http_address="", rack="")
+        assert datanodes.answers([member], timeout_ms=200) == set()
+        assert datanodes.silent.among([member]) == {"dn1"}
+        listens.close()
+        assert datanodes.answers([member], timeout_ms=2_000) == set()
+        assert datanodes.silent.among([member]) == set()
