@@ -188,8 +188,6 @@ def shown(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
     rest = Table("brokers", "with the audit", "cores at rest", "by process")
     work = Table("brokers", "what", "size", "clients", "per second", "p50 ms", "p99 ms", "processor ms")
     for row in rows:
-        if row["what"] == "machine":
-            continue
         if row["what"] in ("idle", "bare"):
             spent = ", ".join(f"{name} {share}" for name, share in row["by_process"].items())
             alone = f"brokers and {row.get('followers')} bare followers alone"
@@ -207,8 +205,8 @@ def shown(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
 def main() -> None:
     """Measure, print."""
     options = parse()
-    rows: list[dict[str, Any]] = [{"what": "machine", **machine()}]
-    print(json.dumps(rows[0]), flush=True)
+    print(json.dumps({"what": "machine", **machine()}), flush=True)
+    rows: list[dict[str, Any]] = []
     for brokers in options.brokers:
 
         def emit(brokers: int = brokers, **row: Any) -> None:

@@ -166,7 +166,6 @@ class BlockWriter:
         with self._lock:
             self.window.seal()
         length = self.window.written
-        self._leave_out_silent()
         if self._may_stay_small and self._write_small(length):
             return
         answers: list[BlockCommitted | None] = []

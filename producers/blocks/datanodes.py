@@ -250,6 +250,7 @@ class Datanodes:
                 alive.add(member.datanode)
                 self.silent.on_answered(member)
             except DatanodeError as error:
+                # What fails in less than half of the time has refused.
                 if error.status == TIMED_OUT or time.monotonic() - asked_s >= timeout_ms / 2000:
                     self.silent.on_silent(member)
                 else:

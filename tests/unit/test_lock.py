@@ -49,7 +49,7 @@ def requires_python(name: str) -> SpecifierSet:
 
 def test_every_locked_version_takes_the_first_python_of_its_kind() -> None:
     """Debian 12's Python is 3.11.2: a library that asks for 3.11.5 leaves its users without an installation."""
-    refusing = {name: str(requires_python(name)) for name in locked() if "3.11.0" not in requires_python(name)}
+    refusing = {name: str(asked) for name in locked() if "3.11.0" not in (asked := requires_python(name))}
     assert not refusing
     assert "3.0" not in requires_python("pytest")  # what is installed here has been read
 
