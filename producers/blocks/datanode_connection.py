@@ -171,18 +171,26 @@ class DatanodeConnection:
                     break
         raise self.error(TIMED_OUT, f"{self.address} takes no bytes")
 
-    def receive_patiently(self, timeout_ms: int) -> Event:
-        """As :meth:`receive`, but give up sooner if the datanode seems dead."""
-        for _ in range(timeout_ms // PROBE_AFTER_MS):
-            self._limit_receiving(PROBE_AFTER_MS)
+    def receive_patiently(
+        self, timeout_ms: int, *, look_ms: int | None = None, is_worth_it: Callable[[], bool] | None = None
+    ) -> Event:
+        """As :meth:`receive`, but give up sooner if the datanode seems dead.
+
+        ``is_worth_it`` is called after each ``look_ms`` of silence; :attr:`is_alive` after each PROBE_AFTER_MS, if they
+        are None.
+        """
+        look_ms = look_ms or PROBE_AFTER_MS
+        left_ms = timeout_ms
+        self._limit_receiving(min(look_ms, max(left_ms, PROBE_TIMEOUT_MS)))
+        while (event := self._next_event()) is None:
             try:
-                while not self.talk.has_received:
-                    self._read_some(0)
-                break
+                self._read_some(0)
             except DatanodeError as error:
-                if error.status != TIMED_OUT or not self.is_alive():
+                left_ms -= look_ms
+                if error.status != TIMED_OUT or left_ms <= 0 or not (is_worth_it or self.is_alive)():
                     raise
-        return self.receive(max(timeout_ms % PROBE_AFTER_MS, PROBE_TIMEOUT_MS))
+                self._limit_receiving(min(look_ms, max(left_ms, PROBE_TIMEOUT_MS)))
+        return event
 
     def receive(self, timeout_ms: int) -> Event:
         """Wait for the datanode's next event and return it.

@@ -72,12 +72,31 @@ class Datanodes:
         With ``timeout_ms``, for a request, connecting and the wait for HELLO each take no longer than that.
         """
         limit_ms = self.silence_ms if timeout_ms is None else timeout_ms
-        connection = DatanodeConnection(
-            member.address, self._hello, datanode=member.datanode,
-            connect_timeout_ms=min(self._connect_timeout_ms, limit_ms), silence_ms=self.silence_ms,
-            hello_timeout_ms=timeout_ms, tls=self._tls,
+        connection = self._greeted(
+            member, silence_ms=self.silence_ms, timeout_ms=min(self._connect_timeout_ms, limit_ms),
+            hello_timeout_ms=timeout_ms,
         )  # fmt: skip
         connection.is_alive = lambda: bool(self.answers([member], timeout_ms=PROBE_TIMEOUT_MS))
+        return connection
+
+    def _greeted(
+        self, member: Member, *, silence_ms: int, timeout_ms: int, hello_timeout_ms: int | None = None
+    ) -> DatanodeConnection:
+        """Open a connection, and remember whether the datanode is silent; rule 2."""
+        asked_s = time.monotonic()
+        try:
+            connection = DatanodeConnection(
+                member.address, self._hello, datanode=member.datanode, connect_timeout_ms=timeout_ms,
+                silence_ms=silence_ms, hello_timeout_ms=hello_timeout_ms, tls=self._tls,
+            )  # fmt: skip
+        except DatanodeError as error:
+            # What fails in less than half of the time has refused.
+            if error.status != TIMED_OUT and time.monotonic() - asked_s < timeout_ms / 2000:
+                self.silent.on_answered(member)
+            elif timeout_ms >= PROBE_TIMEOUT_MS:
+                self.silent.on_silent(member)
+            raise
+        self.silent.on_answered(member)
         return connection
 
     @contextmanager
@@ -240,21 +259,10 @@ class Datanodes:
         """Return the names of the datanodes that say HELLO now; ``still`` is called with each that does not."""
         alive = set()
         for member in members:
-            asked_s = time.monotonic()
             try:
-                hello = self._hello
-                DatanodeConnection(
-                    member.address, hello, datanode=member.datanode, connect_timeout_ms=timeout_ms,
-                    silence_ms=timeout_ms, tls=self._tls,
-                ).close()  # fmt: skip
+                self._greeted(member, silence_ms=timeout_ms, timeout_ms=timeout_ms).close()
                 alive.add(member.datanode)
-                self.silent.on_answered(member)
             except DatanodeError as error:
-                # What fails in less than half of the time has refused.
-                if error.status == TIMED_OUT or time.monotonic() - asked_s >= timeout_ms / 2000:
-                    self.silent.on_silent(member)
-                else:
-                    self.silent.on_answered(member)
                 still(error)
         return alive
 

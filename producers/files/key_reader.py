@@ -13,6 +13,10 @@ What belongs here: the choice of the block and the replica from which a byte is 
    asked anew for what lies behind that. No replica is remembered as bad: each may be the only one with a later cell.
 4. A sequential reader asks for more at once, twice as much each time, ``read_ahead_bytes`` at most. The bytes asked for
    wait in the sockets' buffers; one packet is held here.
+5. While another replica may answer, a silent one is left: one that lets the time for its HELLO pass (it is asked for
+   one after LOOK_MS of silence), or that says HELLO and sends nothing for LEAVE_MS. Who is known to be silent
+   (``Datanodes.silent``, decision 0082), and whom this reader left, is asked last. The last one to be asked is waited
+   for as long as a datanode may be silent.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from collections.abc import Sequence
 from producers.blocks.block_commit import NOT_REACHED
 from producers.blocks.block_tokens import NO_TOKENS, TokenSource
 from producers.blocks.core.topology import nearest_first
-from producers.blocks.datanode_connection import DatanodeConnection
+from producers.blocks.datanode_connection import PROBE_TIMEOUT_MS, DatanodeConnection
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import UNREACHABLE, DatanodeError, RequestFailed
@@ -33,7 +37,7 @@ from producers.waiting import SlowWait
 from schemas.records.datanode import Member, ReadBlock, SalvageBlock
 from schemas.records.packets import CELL_BYTES, Frame, Kind
 from schemas.records.rows import NEVER_WRITTEN, BlockLocation
-from schemas.stream_errors import BAD_FRAME, CHECKSUM_MISMATCH, NOT_COMMITTED
+from schemas.stream_errors import BAD_FRAME, CHECKSUM_MISMATCH, NOT_COMMITTED, TIMED_OUT
 
 MAX_ROUNDS = 3
 FIRST_PAUSE_MS = 100
@@ -43,6 +47,12 @@ DAMAGED = frozenset({NOT_COMMITTED, CHECKSUM_MISMATCH})
 """The error of a replica that refuses a block of which it may have other, good bytes."""
 DRAIN_BYTES = 4 * CELL_BYTES
 """If no more of an answer is left than this, the answer is read to its end, so that its connection can be kept."""
+END_MS = 2_000
+"""How long a connection may be silent before it is closed instead of kept, once it has sent what was wanted."""
+LOOK_MS = 1_000
+"""A replica that is silent for this long is asked for a HELLO on another connection, while it is waited for."""
+LEAVE_MS = 8_000
+"""A replica that says HELLO and sends nothing for this long is left, if another one may answer."""
 
 
 class KeyReader:
@@ -123,6 +133,12 @@ class _BlockReader:
         self._options = options
         self._preferred: Member | None = None
         self._connection: DatanodeConnection | None = None
+        self._asked: Member | None = None
+        """The datanode that the connection leads to."""
+        self._left = ""
+        """The datanode that was left because it was silent; this reader asks it last."""
+        self._last_hope = replica is not None
+        """Whether nobody else is left to be asked; rule 5."""
         self._next = self._end = 0
         """The offset of the next packet in the open answer, and the answer's end."""
         self._ahead = FIRST_READ_BYTES
@@ -145,6 +161,7 @@ class _BlockReader:
     def _fetch(self, offset: int, wanted: int) -> None:
         """Get the packet in which ``offset`` lies, from any replica."""
         cell = offset - offset % CELL_BYTES
+        self._patience.begin()
         error: DatanodeError | None = None
         if self._connection is not None and self._next == cell and cell < self._end:
             error = self._try_receive(self._connection, cell)
@@ -152,15 +169,17 @@ class _BlockReader:
                 return
             self._failovers += 1
             self._drop()
+            self._note_silence(self._asked, error)
         self._let_go()
-        self._patience.begin()
         for attempt in range(MAX_ROUNDS):
             if attempt:
                 time.sleep(attempt * FIRST_PAUSE_MS / 1000)
                 self._streams.directory.try_refresh()
             pipeline = self._streams.directory.pipeline(self.location.pipeline)
             damaged: list[Member] = []
-            for member in self._in_order(self._candidates(pipeline, attempt)):
+            candidates = self._in_order(self._candidates(pipeline, attempt))
+            for number, member in enumerate(candidates, start=1):
+                self._last_hope = number == len(candidates)
                 error = self._ask_where_it_is(pipeline, member, cell, offset + wanted, again=attempt > 0)
                 if error is None:
                     return
@@ -217,11 +236,17 @@ class _BlockReader:
         self._drop()
         if member is self._preferred:
             self._preferred = None
+        self._note_silence(member, error)
         return error
+
+    def _note_silence(self, member: Member | None, error: DatanodeError) -> None:
+        if member is not None and error.status == TIMED_OUT:
+            self._left = member.datanode
 
     def _in_order(self, given: list[Member]) -> list[Member]:
         members = nearest_first(random.sample(given, len(given)), self._options.rack)
-        return sorted(members, key=lambda member: member != self._preferred)
+        last = self._streams.datanodes.silent.among(members) | {self._left}
+        return sorted(members, key=lambda member: (member.datanode in last, member != self._preferred))
 
     def _try_replica(
         self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int, *, salvage: bool
@@ -238,7 +263,8 @@ class _BlockReader:
         for fresh in (False, True):
             connection: DatanodeConnection | None = None
             try:
-                connection = self._streams.datanodes.borrow(member, fresh=fresh)
+                patience_ms = None if self._last_hope else PROBE_TIMEOUT_MS
+                connection = self._streams.datanodes.borrow(member, fresh=fresh, timeout_ms=patience_ms)
                 connection.doing = f"{type(request).__name__} of {self.location.container_id}/{self.location.local_id}"
                 connection.send_request(request, tokens=token)
             except DatanodeError as error:
@@ -247,7 +273,7 @@ class _BlockReader:
                 if fresh or connection is None:
                     return error  # a new connection failed, so another one will do no better
                 continue
-            self._connection, self._next, self._end = connection, cell, end
+            self._connection, self._asked, self._next, self._end = connection, member, cell, end
             failure = self._try_receive(connection, cell)
             if failure is None or failure.status != UNREACHABLE or fresh:
                 return failure
@@ -270,7 +296,9 @@ class _BlockReader:
     def _try_receive(self, connection: DatanodeConnection, cell: int) -> DatanodeError | None:
         """Take the packet at ``cell`` from the open answer."""
         try:
-            event = connection.receive(self._streams.datanodes.silence_ms)
+            silence_ms = self._streams.datanodes.silence_ms
+            limit_ms = silence_ms if self._last_hope else min(silence_ms, LEAVE_MS)
+            event = connection.receive_patiently(limit_ms, look_ms=LOOK_MS, is_worth_it=self._is_worth_it)
         except DatanodeError as error:
             return error
         assert isinstance(event, Frame), event  # noqa: S101 - a request for bytes is answered by DATA and END
@@ -290,11 +318,20 @@ class _BlockReader:
             self._finish_answer(connection)
         return None
 
+    def _is_worth_it(self) -> bool:
+        """Return whether the replica that was asked, and is silent, is still waited for; rule 5."""
+        member = self._asked
+        assert member is not None  # noqa: S101 - whoever waits has asked somebody
+        self._patience.still(f"{member.datanode} at {member.address} is silent")
+        silent = self._streams.datanodes.silent
+        silent.suspect([member])
+        return self._last_hope or member.datanode not in silent.among([member])
+
     def _finish_answer(self, connection: DatanodeConnection) -> None:
         """Take the end of the answer and give the connection back."""
         connection.used = True
         try:
-            connection.receive(self._streams.datanodes.silence_ms)
+            connection.receive(min(self._streams.datanodes.silence_ms, END_MS))
         except DatanodeError:
             connection.close()
             return
@@ -309,7 +346,7 @@ class _BlockReader:
         try:
             if 0 < self._end - self._next <= DRAIN_BYTES:
                 while not connection.is_idle:
-                    connection.receive(self._streams.datanodes.silence_ms)
+                    connection.receive(min(self._streams.datanodes.silence_ms, END_MS))
                 self._streams.datanodes.give_back(connection)
                 return
         except DatanodeError:

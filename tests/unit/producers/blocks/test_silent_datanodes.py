@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import closing
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -141,10 +142,13 @@ def test_any_order_of_events_is_bounded_and_everybody_gets_out(events: list[tupl
     assert known.silent(named, now_s + FORGET_S) == set()
 
 
-def test_who_lets_the_time_pass_is_silent_and_who_refuses_is_not() -> None:
+def test_who_lets_the_time_pass_is_silent_and_who_refuses_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("producers.blocks.datanodes.PROBE_TIMEOUT_MS", 200)
     with closing(socket.create_server(("127.0.0.1", 0))) as listens, closing(Datanodes()) as datanodes:
         host, port = listens.getsockname()
         member = Member(datanode="dn1", address=f"{host}:{port}", http_address="", rack="")
+        assert datanodes.answers([member], timeout_ms=50) == set()
+        assert datanodes.silent.among([member]) == set(), "it had less time than a probe gives"
         assert datanodes.answers([member], timeout_ms=200) == set()
         assert datanodes.silent.among([member]) == {"dn1"}
         listens.close()
