@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datanode_processors.blocks.fsync import CLOSE, FSYNC_POLICIES
+from replicated_db.core.applying.rolling_pass import DEFAULT_SCRUB_WITHIN_MS
 from replicated_db.core.bootstrap.peer_choice import DEFAULT_BOOTSTRAP_RECORDS
 from replicated_db.core.trimming.trim_rule import DEFAULT_TRIM_LOG_AFTER_MS
 from schemas.kafka.connection import Brokers
@@ -52,6 +53,8 @@ class DatanodeConfig:
     """Interval of barriers while there are writes."""
     scrub_interval_ms: int = 60_000
     """Interval of barriers with a full scan of the pipeline's rows; 0 = only at each claim."""
+    scrub_within_ms: int = DEFAULT_SCRUB_WITHIN_MS
+    """Within how long the rolling scrub finds a row that changed at rest; 0 = there is none."""
     block_scrub_interval_ms: int = 24 * 3600 * 1000
     """How often every block file is read again and compared with its checksums; 0 = never."""
     container_bytes: int = 5 * 1024 * 1024 * 1024
@@ -95,6 +98,7 @@ class DatanodeConfig:
             "reserve_bytes",
             "barrier_interval_ms",
             "scrub_interval_ms",
+            "scrub_within_ms",
             "block_scrub_interval_ms",
             "bootstrap_records",
             "bootstrap_bytes_per_s",

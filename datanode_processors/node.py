@@ -52,6 +52,7 @@ from replicated_db.shell.process import (
     work_in_batches,
 )
 from replicated_db.shell.reports import AuditReports
+from replicated_db.shell.rolling_scrub import RollingScrub
 from replicated_db.shell.startup import Topics, WrongSetting, check_topics
 from replicated_db.shell.system import SystemClock
 from replicated_db.shell.trimming.log_trimming import LogTrimLoop
@@ -128,6 +129,9 @@ class DatanodeProcess:
             self.blocks, self.pipelines.committed_blocks, self.pipelines.repair,
             cursor_file=config.data_dir / CURSOR_FILE, round_s=config.block_scrub_interval_ms / 1000,
         )  # fmt: skip
+        self.rolling_scrub = RollingScrub(
+            self.pipelines.replicas.values, self.outbox, config.scrub_within_ms, self._note, fatal, what="pipeline"
+        )
         self._scrubbing = threading.Thread(target=self._scrub, name="block-scrub", daemon=True)
         self._ending: threading.Timer | None = None
         self._attach()
@@ -155,7 +159,7 @@ class DatanodeProcess:
         ).attach(app)
         status = DatanodeStatus(
             config, self.blocks, pipelines, self.server.snapshot, lambda: self.heartbeats.sent, self._is_prepared,
-            self.transfers, lambda: self.scrubber.counts, self.block_tokens,
+            self.transfers, lambda: self.scrubber.counts, self.block_tokens, self.rolling_scrub.told,
         )  # fmt: skip
         DatanodeHttpApi(pipelines.replicas, status, self.prepare_upgrade, fatal).attach(app)
         server: Any = app.web
@@ -176,6 +180,7 @@ class DatanodeProcess:
         )  # fmt: skip
         self.heartbeats.start()
         self.trim_loop.start()
+        self.rolling_scrub.start()
         if self.config.block_scrub_interval_ms:
             self._scrubbing.start()
 
@@ -187,6 +192,7 @@ class DatanodeProcess:
 
     def _stop_serving(self) -> None:
         self.trim_loop.close()
+        self.rolling_scrub.stop()
         self.scrubber.stop()
         self.reports.stop()
         self.server.stop()

@@ -49,7 +49,9 @@ class DatanodeStatus:
         self, config: DatanodeConfig, blocks: BlockStore, pipelines: Pipelines, streams: Callable[[], StreamCounts],
         heartbeats: Callable[[], int], prepared: Callable[[], bool], transfers: TransferDesk,
         scrubbed: Callable[[], ScrubCounts], block_tokens: BlockTokenGuard | None = None,
+        rolling_scrub: Callable[[int], Json | None] = lambda _: None,
     ) -> None:  # fmt: skip
+        """``rolling_scrub`` says of a partition what the scan of its rows knows."""
         self._config = config
         self._blocks = blocks
         self._pipelines = pipelines
@@ -59,6 +61,7 @@ class DatanodeStatus:
         self._transfers = transfers
         self._scrubbed = scrubbed
         self._block_tokens = block_tokens
+        self._rolling_scrub = rolling_scrub
         self._metrics = Metrics(self._families)
 
     def health(self) -> tuple[int, Json]:
@@ -77,7 +80,10 @@ class DatanodeStatus:
             "datanode": config.node, "cluster": config.cluster, "address": config.address,
             "http_address": config.http_address, "rack": config.rack, "pid": os.getpid(),
             "upgrade_prepared": self._prepared(), "known_feature_level": LATEST,
-            "pipelines": [pipeline.status() for pipeline in self._pipelines.all()],
+            "pipelines": [
+                {**pipeline.status(), "rolling_scrub": self._rolling_scrub(pipeline.partition)}
+                for pipeline in self._pipelines.all()
+            ],
             "installing": self._pipelines.installs.status(),
             "transfers": {"open": self._transfers.open_transfers, "served_bytes": self._transfers.served_bytes},
             "copies": self._pipelines.upkeep.status(), "scrub": asdict(self._scrubbed()),

@@ -45,13 +45,15 @@ class RollingScrub:
 
     def __init__(
         self, replicas: Callable[[], Iterable[Replica]], reports: AuditReports, within_ms: int,
-        log: Callable[[str], None], fatal: Callable[[BaseException], None],
+        log: Callable[[str], None], fatal: Callable[[BaseException], None], *, what: str = "shard",
     ) -> None:  # fmt: skip
+        """``what``: the word for the log of a replica, in messages."""
         self._replicas = replicas
         self._reports = reports
         self.within_ms = within_ms
         self._log = log
         self._fatal = fatal
+        self._what = what
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rolling-scrub", daemon=True)
         self._pace = ScanPace(pass_s=within_ms / 2000)
@@ -103,7 +105,7 @@ class RollingScrub:
                 found = self._scan(replica)
             except StoreFailure as error:
                 if not self._stopping.is_set():
-                    self._fatal(StoreFailure(f"shard {replica.identity.shard}: rolling scrub: {error}"))
+                    self._fatal(StoreFailure(f"{self._what} {replica.identity.shard}: rolling scrub: {error}"))
                 return None
             if found is None:
                 return None
@@ -143,6 +145,8 @@ class RollingScrub:
             view.close()
         if found := scan.differences():
             differences |= found
-            self._log(f"shard {replica.identity.shard}: rows of {cf} are not those of the digest: {len(found)} buckets")
+            self._log(
+                f"{self._what} {replica.identity.shard}: rows of {cf} are not those of the digest: {len(found)} buckets"
+            )
             self._reports.scanned(replica, dict(differences))
         return rows

@@ -146,9 +146,13 @@ class Settings:
     barrier_interval_ms: int = _setting(values.integer(10, 3_600_000), default=1_000)
     """Interval at which replicas publish digests while there are writes."""
     scrub_interval_ms: int = _setting(values.integer(0, 30 * 86_400_000), default=600_000)
-    """Interval at which replicas check their digests by a full scan; 0 = only at start."""
+    """Interval at which nodes check their digests by a full scan; 0 = only at start."""
     scrub_within_ms: int = _setting(values.integer(0, 30 * 86_400_000), default=300_000)
-    """Within how long a node's rolling scrub finds a row that changed on its disk; 0 = only scans at the interval."""
+    """Within how long a rolling scrub finds a row that changed on its disk; 0 = only scans at the interval."""
+    datanode_scrub_interval_ms: int = _setting(values.integer(0, 30 * 86_400_000), default=86_400_000)
+    """Interval at which a pipeline's datanodes read all its blocks at one point of its log, and report them to the
+    audit; 0 = only when a leadership begins.
+    """
     late_flush_interval_ms: int = _setting(values.integer(0, 3_600_000), default=10)
     """How long late validation gathers rows in a replica's table cache before it writes them; 0 = at once."""
     bootstrap_records: int | None = _setting(values.integer(1, 2**53), default=None)

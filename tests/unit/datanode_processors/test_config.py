@@ -24,7 +24,7 @@ def config(**changes: Any) -> DatanodeConfig:
     [
         ("node", ""), ("node", "a/b"), ("fsync", "sometimes"), ("rack", ""), ("rack", "r1"), ("log_level", "info"),
         ("watchdog_ms", MIN_WATCHDOG_MS - 1), ("reserve_bytes", -1), ("barrier_interval_ms", -1),
-        ("scrub_interval_ms", -1), ("block_scrub_interval_ms", -1),
+        ("scrub_interval_ms", -1), ("block_scrub_interval_ms", -1), ("scrub_within_ms", -1),
     ],
 )  # fmt: skip
 def test_what_no_datanode_can_run_with_is_refused_and_the_field_named(field: str, wrong: object) -> None:
@@ -41,6 +41,7 @@ def test_what_no_datanode_can_run_with_is_refused_and_the_field_named(field: str
         ("barrier_interval_ms", 0),
         ("scrub_interval_ms", 0),
         ("block_scrub_interval_ms", 0),
+        ("scrub_within_ms", 0),
     ],
 )
 def test_the_least_that_is_allowed(field: str, least: int) -> None:

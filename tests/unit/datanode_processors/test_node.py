@@ -24,6 +24,7 @@ from replicated_db.core.tables.memory import MemoryLog
 from replicated_db.shell.startup import Topics, WrongSetting
 from replicated_db.shell.system import SystemClock
 from schemas import stream_errors as codes
+from schemas.column_families import PIPELINE_TABLE
 from schemas.records.datanode import Member, OpenPipeline, PutBlock
 from schemas.sharding import MAX_PIPELINES
 from schemas.topics import DN_AUDIT, DN_HEARTBEATS, DN_LOG
@@ -178,8 +179,30 @@ def test_what_begins_with_the_node_ends_with_it(make: Make, died: list[BaseExcep
     assert not died
 
 
-SERVING = {"block-scrub", "block-reports", "elections", "fetch", "heartbeats", "verify", "log trimming", "dn1-accept"}
+SERVING = {
+    "block-scrub", "block-reports", "elections", "fetch", "heartbeats", "verify", "log trimming", "dn1-accept",
+    "rolling-scrub",
+}  # fmt: skip
 """Threads that a datanode has as long as it serves."""
+
+
+def test_the_rows_of_its_pipelines_are_read_again_and_a_changed_one_is_told(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make(scrub_within_ms=100)
+    pipeline = leading(node)
+    told: list[tuple[int, dict[int, int]]] = []
+    monkeypatch.setattr(
+        node.outbox, "scanned", lambda replica, found: told.append((replica.identity.shard, dict(found)))
+    )
+    node.rolling_scrub.start()
+    eventually(lambda: len(told) > 1)
+    assert set(map(str, told)) == {str((PARTITION, {}))}
+    pipeline.store.write([(PIPELINE_TABLE, b"behind its back", b"x")])
+    eventually(lambda: len(told[-1][1]) == 1)
+    last = node.rolling_scrub.last(PARTITION)
+    assert last is not None
+    assert last.rows > 0
 
 
 def test_no_thread_of_a_node_outlives_it(make: Make) -> None:
@@ -202,6 +225,7 @@ def test_before_a_node_ends_it_serves_no_more_but_answers_from_its_stores(
     assert pipeline._thread.daemon
     node.heartbeats.start()
     node.trim_loop.start()
+    node.rolling_scrub.start()
     node._scrubbing.start()
     asyncio.run(node._hand_over())
     eventually(lambda: not SERVING & {thread.name for thread in threading.enumerate()})

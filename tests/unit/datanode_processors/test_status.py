@@ -125,7 +125,9 @@ def test_the_status_tells_the_datanode_its_parts_and_its_store(world: World) -> 
     store = found.pop("store")
     assert found == {
         "datanode": "dn1", "cluster": "test", "address": "h:1", "http_address": "h:2", "rack": "/r", "pid": os.getpid(),
-        "upgrade_prepared": True, "known_feature_level": LATEST, "pipelines": [{"shard": 3}, {"shard": 4}],
+        "upgrade_prepared": True, "known_feature_level": LATEST, "pipelines": [
+            {"shard": 3, "rolling_scrub": None}, {"shard": 4, "rolling_scrub": None},
+        ],
         "installing": [{"shard": 9}], "transfers": {"open": 34, "served_bytes": 35}, "copies": {"containers": 0},
         "scrub": asdict(SCRUBBED),
         "streams": {

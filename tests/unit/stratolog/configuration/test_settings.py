@@ -50,6 +50,7 @@ ANOTHER = {
     "barrier_interval_ms": "50",
     "scrub_interval_ms": "0",
     "scrub_within_ms": "60000",
+    "datanode_scrub_interval_ms": "3600000",
     "late_flush_interval_ms": "250",
     "bootstrap_records": "5000",
     "bootstrap_bytes_per_s": "1048576",
