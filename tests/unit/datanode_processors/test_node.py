@@ -102,7 +102,7 @@ def leading(node: DatanodeProcess) -> Any:
     node.pipelines.start(lambda _: None, lambda: None, lambda *_: None, lambda _: None)
     node.pipelines.handle(opened())
     pipeline = node.pipelines.table.member(PARTITION)
-    eventually(lambda: pipeline.loop.leading and pipeline.generation == 1)
+    eventually(lambda: pipeline.loop.leading and pipeline.generation == 1 and pipeline._thread is not None)
     return pipeline
 
 
