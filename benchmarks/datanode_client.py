@@ -80,9 +80,11 @@ class CountingDatanodes(Datanodes):
         connection = super().connect(member, timeout_ms=timeout_ms)
         receive = connection.receive_patiently
 
-        def counted(timeout_ms: int) -> Event:
+        def counted(
+            timeout_ms: int, *, look_ms: int | None = None, is_worth_it: Callable[[], bool] | None = None
+        ) -> Event:
             self._waits.add("stream")
-            return receive(timeout_ms)
+            return receive(timeout_ms, look_ms=look_ms, is_worth_it=is_worth_it)
 
         connection.receive_patiently = counted  # type: ignore[method-assign]
         return connection
