@@ -42,15 +42,7 @@ from replicated_db.shell import logs
 from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
 from replicated_db.shell.bootstrap.transfer_pages import TransferPages
 from replicated_db.shell.logs import Notes
-from replicated_db.shell.process import (
-    calm_collector,
-    closing,
-    end_soon,
-    fatal,
-    keep_freed_memory,
-    when_brokers_answer,
-    work_in_batches,
-)
+from replicated_db.shell.process import calm_collector, closing, end_soon, fatal, keep_freed_memory, when_brokers_answer
 from replicated_db.shell.reports import AuditReports
 from replicated_db.shell.rolling_scrub import RollingScrub
 from replicated_db.shell.startup import Topics, WrongSetting, check_topics
@@ -248,7 +240,6 @@ class DatanodeProcess:
 def run(config: DatanodeConfig) -> None:
     """Run a datanode until SIGTERM or SIGINT; returns after handing over."""
     keep_freed_memory()
-    work_in_batches()
     logs.configure(config.node, config.log_level, config.log_format)
     validate_schemas()
     mode.loop.use("uvloop")

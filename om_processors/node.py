@@ -70,14 +70,7 @@ from replicated_db.shell.follower import rest_while_leading
 from replicated_db.shell.kafka.kafka_log import Headers, KafkaLog
 from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.logs import Notes
-from replicated_db.shell.process import (
-    calm_collector,
-    closing,
-    end_soon,
-    fatal,
-    when_brokers_answer,
-    work_in_batches,
-)
+from replicated_db.shell.process import calm_collector, closing, end_soon, fatal, when_brokers_answer
 from replicated_db.shell.rocks import RocksStore
 from replicated_db.shell.rolling_scrub import RollingScrub
 from replicated_db.shell.system import SystemClock, SystemIds
@@ -366,7 +359,6 @@ def _leader_spans(tracer: Tracer, shards: int) -> dict[int, LeaderSpans]:
 
 def run(config: NodeConfig, tracer: Tracer | None = None) -> None:
     """Run a node until SIGTERM or SIGINT; returns after handing over. ``tracer`` takes the spans of traced requests."""
-    work_in_batches()
     logs.configure(config.node, config.log_level, config.log_format)
     tell_auth(config, log.info)
     validate_schemas()

@@ -1,4 +1,4 @@
-"""The life of a process that hosts replicas: how it waits for the brokers, is tuned, and ends.
+"""The life of a process that hosts replicas: how it waits for the brokers, tunes the collector, and ends.
 
 A StopProcess anywhere ends the process with EXIT_FATAL and logs its message. The Kafka log is the truth, and a restart
 begins from it.
@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TypeVar
 
 from replicated_db.core.errors import StopProcess
@@ -139,19 +138,6 @@ def keep_freed_memory() -> None:
         mallopt(_M_ARENA_MAX, ARENAS)
         mallopt(_M_MMAP_THRESHOLD, _ALLOCATED_BY_MMAP_BYTES)
         mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
-
-
-def work_in_batches() -> None:
-    """Have the kernel let other processes end their turn when this one is woken (SCHED_BATCH, decision 0083).
-
-    Call it before there are threads: they inherit it. A policy that was chosen from outside stays, and so does the
-    default where the kernel refuses or knows no such policy.
-    """
-    if not hasattr(os, "sched_setscheduler"):
-        return
-    with suppress(OSError):
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def when_brokers_answer(ask: Callable[[], T]) -> T:

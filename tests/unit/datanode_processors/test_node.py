@@ -442,7 +442,7 @@ def leave_this_process_alone(monkeypatch: pytest.MonkeyPatch, **partitions: int)
     Returns what it would have changed, in order.
     """
     changed: list[tuple[Any, ...]] = []
-    for name in ("keep_freed_memory", "work_in_batches", "validate_schemas", "calm_collector"):
+    for name in ("keep_freed_memory", "validate_schemas", "calm_collector"):
         monkeypatch.setattr(module, name, lambda name=name: changed.append((name,)))
     monkeypatch.setattr("replicated_db.shell.logs.configure", lambda *given: changed.append(("logs", *given)))
     monkeypatch.setattr("mode.loop.use", lambda loop: changed.append(("loop", loop)))
@@ -463,7 +463,6 @@ def test_the_process_is_prepared_before_its_folder_is_taken(tmp_path: Path, monk
     module.run(config_of(tmp_path, "127.0.0.1:1", log_level="DEBUG", log_format="json"))
     assert before == [
         ("keep_freed_memory",),
-        ("work_in_batches",),
         ("logs", "dn1", "DEBUG", "json"),
         ("validate_schemas",),
         ("loop", "uvloop"),

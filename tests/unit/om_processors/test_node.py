@@ -281,7 +281,6 @@ def around(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     done: list[str] = []
     monkeypatch.setattr("om_processors.node.mode.loop.use", done.append)
     monkeypatch.setattr(node_module, "calm_collector", lambda: done.append("calm"))
-    monkeypatch.setattr(node_module, "work_in_batches", lambda: done.append("batches"))
     monkeypatch.setattr("om_processors.node.logs.configure", lambda node, *_: done.append(node))
     monkeypatch.setattr(node_module, "validate_schemas", lambda: done.append("schemas"))
     monkeypatch.setattr("om_processors.node.faust.Worker", Worker)
@@ -314,7 +313,7 @@ def test_a_node_runs_with_its_threads_and_ends_with_its_databases_closed(
     monkeypatch.setattr(Worker, "looked", staticmethod(looked), raising=False)
     node_module.run(config_of(broker, tmp_path))
     (node,) = made
-    assert around == ["batches", "om1", "schemas", "uvloop", "calm"]
+    assert around == ["om1", "schemas", "uvloop", "calm"]
     running = {"flusher", "leadership", "watchdog", "snapshot cleanup", "log trimming", "open key cleanup"}
     assert running - {"log trimming"} <= Worker.last.names, "without a time to keep, trimming has ended already"
     assert node.config.session_timeout_ms == 7_000, "the brokers allow no shorter one"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -96,7 +95,6 @@ def ended(program: str) -> tuple[int, str]:
 def test_the_collector_is_calm_and_leaves_out_what_exists():
     program = """
 import gc
-import os
 from replicated_db.shell import process
 
 process.calm_collector()
@@ -120,26 +118,6 @@ def faults():
 process.keep_freed_memory()
 faults()
 print(faults() < 5_000)
-"""
-    assert output_of(program) == "True\n"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux's policies")
-@pytest.mark.parametrize(
-    ("before", "after"), [("SCHED_OTHER", "SCHED_BATCH"), ("SCHED_IDLE", "SCHED_IDLE"), ("SCHED_BATCH", "SCHED_BATCH")]
-)
-def test_a_process_and_its_threads_work_in_batches_unless_something_else_was_chosen(before: str, after: str):
-    program = f"""
-import os, threading
-from replicated_db.shell import process
-
-os.sched_setscheduler(0, os.{before}, os.sched_param(0))
-process.work_in_batches()
-found = [os.sched_getscheduler(0)]
-thread = threading.Thread(target=lambda: found.append(os.sched_getscheduler(0)))
-thread.start()
-thread.join()
-print(found == [os.{after}] * 2)
 """
     assert output_of(program) == "True\n"
 
@@ -244,18 +222,3 @@ def test_the_allocator_is_told_what_to_keep(monkeypatch: pytest.MonkeyPatch):
     assert told == {-8: process.ARENAS, -3: 32 * 1024 * 1024, -1: process.KEPT_BYTES}
     monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace())
     process.keep_freed_memory()  # another C library has no such function
-
-
-def test_a_kernel_that_refuses_the_policy_or_knows_none_is_no_error(monkeypatch: pytest.MonkeyPatch):
-    asked: list[int] = []
-
-    def refuse(_process: int, policy: int, _parameter: object) -> None:
-        asked.append(policy)
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_OTHER)
-    monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    process.work_in_batches()
-    assert asked == [os.SCHED_BATCH]
-    monkeypatch.delattr(os, "sched_setscheduler")
-    process.work_in_batches()  # another kernel has no such call
