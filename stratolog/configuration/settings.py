@@ -149,7 +149,7 @@ class Settings:
     """Interval at which nodes check their digests by a full scan; 0 = only at start."""
     scrub_within_ms: int = _setting(values.integer(0, 30 * 86_400_000), default=300_000)
     """Within how long a rolling scrub finds a row that changed on its disk; 0 = only scans at the interval."""
-    datanode_scrub_interval_ms: int = _setting(values.integer(0, 30 * 86_400_000), default=86_400_000)
+    datanode_scrub_interval_ms: int = _setting(values.integer(0, 30 * 86_400_000), default=43_200_000)
     """Interval at which a pipeline's datanodes read all its blocks at one point of its log, and report them to the
     audit; 0 = only when a leadership begins.
     """
