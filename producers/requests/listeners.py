@@ -20,6 +20,7 @@ GRACE_S = 1.0
 """How long the check is repeated, for brokers that are being started at the same moment."""
 PAUSE_S = 0.1
 DEFAULT_PORT = 9092
+LAST_PORT = 65_535
 MAX_PROBES = 16
 """Addresses that are tried at the same time."""
 
@@ -55,6 +56,8 @@ def _may_listen(address: tuple[str, str]) -> bool:
     """Return whether the address does not refuse a connection; a name may stand for several places."""
     host, port = address
     try:
+        if int(port) > LAST_PORT:
+            return False  # the C library would take it modulo 65,536
         with socket.create_connection((host, int(port)), PROBE_TIMEOUT_S, all_errors=True):
             return True
     except (socket.gaierror, ValueError, OverflowError):

@@ -46,6 +46,13 @@ def test_where_nobody_listens_is_told_with_the_addresses(address):
     assert f"nobody listens at {address}" in str(caught.value)
 
 
+def test_a_port_that_is_too_large_is_none_although_the_system_would_take_its_last_bits(listener):
+    host, _, port = listener.rpartition(":")
+    check_listening(listener, 5)
+    with pytest.raises(NotConnected, match="nobody listens"):
+        check_listening(f"{host}:{int(port) + 65_536}", 0.1)
+
+
 @pytest.fixture
 def silent():
     """A listener that takes no more connections: packets to it get no answer."""
