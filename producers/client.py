@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, Self, overload
 from producers.blocks.stream_options import StreamOptions
 from producers.connecting import open_engine
 from producers.errors import StratologError, closed_unanswered
+from producers.files.block_reservations import without_own
 from producers.files.key_files import KeyInput, KeyOutput, check_open, create_file, open_file
 from producers.files.key_streams import KeyStreams
 from producers.reads.leaders_group import find_nodes
@@ -672,7 +673,10 @@ class Client:
 
         >>> unanswered = client.close(timeout_ms=1000)  # doctest: +SKIP
         """
-        unanswered = self.pipeline.close(arguments.number("timeout_ms", timeout_ms, 0))
+        arguments.number("timeout_ms", timeout_ms, 0)
+        own = self.streams.release(self)
+        # What the client asked for on its own is not waited for any longer, and is nobody's business.
+        unanswered = without_own(self.pipeline.close(timeout_ms if self.pipeline.in_flight > own else 0))
         self.streams.close()
         self.reads.close()
         return unanswered

@@ -28,6 +28,7 @@ from schemas.records.identity import (
 from schemas.records.messages import (
     AddNode,
     CancelPrepare,
+    CommitReserved,
     CreatePipeline,
     CreateSnapshot,
     DeleteSnapshot,
@@ -36,8 +37,10 @@ from schemas.records.messages import (
     PurgeBlocks,
     PurgeSnapshots,
     PutKey,
+    ReleaseBlocks,
     RemoveNode,
     RenameSnapshot,
+    ReserveBlocks,
     RetirePipeline,
     SetDatanodeState,
     SetRequestMode,
@@ -96,7 +99,14 @@ Until a shard is at this level it takes no such request, no row has access contr
 executed (``om_processors/namespace/access.py``).
 """
 
-LATEST = ACCESS_CONTROL
+BLOCK_RESERVATIONS = 10
+"""Blocks are reserved before their keys have names: ReserveBlocks, CommitReserved, ReleaseBlocks.
+
+A reservation is a row of openKeyTable without a key's name (``om_processors/execution/requests/reservations.py``).
+Until a shard is at this level it takes no such request.
+"""
+
+LATEST = BLOCK_RESERVATIONS
 """The highest level that this software knows."""
 
 NAMES: Mapping[int, str] = {
@@ -106,11 +116,21 @@ NAMES: Mapping[int, str] = {
     SNAPSHOTS: "SNAPSHOTS",
     SMALL_OBJECTS: "SMALL_OBJECTS",
     ACCESS_CONTROL: "ACCESS_CONTROL",
+    BLOCK_RESERVATIONS: "BLOCK_RESERVATIONS",
 }  # fmt: skip
 
 VERSIONS: Mapping[str, tuple[int, ...]] = {
     "Genesis": (INITIAL, OPERATIONS),
-    "Request": (INITIAL, OPERATIONS, DATANODES, OPEN_KEY_EXPIRY, SNAPSHOTS, SMALL_OBJECTS, ACCESS_CONTROL),
+    "Request": (
+        INITIAL,
+        OPERATIONS,
+        DATANODES,
+        OPEN_KEY_EXPIRY,
+        SNAPSHOTS,
+        SMALL_OBJECTS,
+        ACCESS_CONTROL,
+        BLOCK_RESERVATIONS,
+    ),
     "VolumeInfo": (INITIAL, ACCESS_CONTROL),
     "BucketInfo": (INITIAL, ACCESS_CONTROL),
     "KeyInfo": (INITIAL, DATANODES, SMALL_OBJECTS, ACCESS_CONTROL),
@@ -135,6 +155,7 @@ COMMANDS: Mapping[type, int] = {
     CreateUser: ACCESS_CONTROL, RotateUser: ACCESS_CONTROL, RemoveUser: ACCESS_CONTROL,
     GetDelegationToken: ACCESS_CONTROL, RenewDelegationToken: ACCESS_CONTROL, CancelDelegationToken: ACCESS_CONTROL,
     ChangeAcl: ACCESS_CONTROL,
+    ReserveBlocks: BLOCK_RESERVATIONS, CommitReserved: BLOCK_RESERVATIONS, ReleaseBlocks: BLOCK_RESERVATIONS,
 }  # fmt: skip
 """Request types that need a level above INITIAL. Finalize needs none: it is what raises the level."""
 

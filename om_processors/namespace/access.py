@@ -40,18 +40,21 @@ from schemas.records.messages import (
     SNAPSHOT_REQUESTS,
     AllocateBlock,
     CommitKey,
+    CommitReserved,
     CreateBucket,
     CreateKey,
     DeleteBucket,
     DeleteKey,
     DeleteVolume,
     PutKey,
+    ReleaseBlocks,
     RenameKey,
+    ReserveBlocks,
     SetBucketProperty,
     SetVolumeProperty,
 )
 from schemas.records.record import record
-from schemas.records.rows import BucketInfo, KeyInfo, VolumeInfo
+from schemas.records.rows import NO_KEY, BucketInfo, KeyInfo, VolumeInfo
 from schemas.result_codes import PERMISSION_DENIED
 
 IN_BUCKET: Mapping[int, int] = {
@@ -212,7 +215,7 @@ def _change(body: SetVolumeProperty | SetBucketProperty) -> int:
     return (WRITE if quotas else 0) | (0 if body.owner is None else WRITE_ACL)
 
 
-def _write_key(view: ReadView, caller: Caller, body: CreateKey | PutKey | CommitKey) -> None:
+def _write_key(view: ReadView, caller: Caller, body: CreateKey | PutKey | CommitKey | CommitReserved) -> None:
     row = tables.key_key(body.volume, body.bucket, body.key)
     right = CREATE if tables.get_key(view, row) is None else WRITE
     require_on_key(view, caller, body.volume, body.bucket, body.key, right)
@@ -225,7 +228,8 @@ def require_on_session(
     info = tables.require_bucket(view, volume, bucket)
     opened = tables.get_open_key(view, tables.open_key_key(volume, bucket, key, session_id))
     if opened is not None and opened.owner != caller.user and not _owns(view, caller, info):
-        raise _denied(caller, f"session {session_id} of key {shown(key)} is another user's")
+        what = f"session {session_id} of key {shown(key)}" if key else f"reservation {session_id}"
+        raise _denied(caller, f"{what} is another user's")
 
 
 def _session(view: ReadView, caller: Caller, body: AllocateBlock | CommitKey) -> None:
@@ -234,6 +238,15 @@ def _session(view: ReadView, caller: Caller, body: AllocateBlock | CommitKey) ->
 
 def _commit(view: ReadView, caller: Caller, body: CommitKey) -> None:
     _session(view, caller, body)
+    _write_key(view, caller, body)
+
+
+def _reservation(view: ReadView, caller: Caller, body: CommitReserved | ReleaseBlocks) -> None:
+    require_on_session(view, caller, body.volume, body.bucket, NO_KEY, body.session_id)
+
+
+def _commit_reserved(view: ReadView, caller: Caller, body: CommitReserved) -> None:
+    _reservation(view, caller, body)
     _write_key(view, caller, body)
 
 
@@ -256,6 +269,9 @@ RULES: Mapping[type, Rule] = {
     PutKey: _write_key,
     AllocateBlock: _session,
     CommitKey: _commit,
+    ReserveBlocks: lambda view, caller, body: require_on_bucket(view, caller, body.volume, body.bucket, CREATE),
+    CommitReserved: _commit_reserved,
+    ReleaseBlocks: _reservation,
     DeleteKey: lambda view, caller, body: require_on_key(view, caller, body.volume, body.bucket, body.key, DELETE),
     RenameKey: _rename,
     ChangeAcl: lambda view, caller, body: require_on_acl(view, caller, body, WRITE_ACL),

@@ -98,6 +98,18 @@ def admit_block(view: ReadView, bucket: BucketInfo, info: KeyInfo, length_bytes:
     return min(length_bytes, room)
 
 
+def admit_reservation(view: ReadView, bucket: BucketInfo, length_bytes: int) -> None:
+    """Raise OMError QUOTA_EXCEEDED if keys of ``length_bytes`` together could not be committed now."""
+    if bucket.quota_in_bytes != UNLIMITED:
+        used = read(view, tables.used_bytes_key(bucket.volume, bucket.bucket))
+        if used + length_bytes > bucket.quota_in_bytes:
+            raise OMError(
+                QUOTA_EXCEEDED,
+                f"bucket /{bucket.volume}/{bucket.bucket} has a quota of {bucket.quota_in_bytes} bytes and holds {used}: "
+                f"blocks of {length_bytes} are not reserved",
+            )
+
+
 def admit_key(view: ReadView, bucket: BucketInfo, size_bytes: int, replaced: KeyInfo | None) -> None:
     """Raise OMError QUOTA_EXCEEDED if a key of this size does not fit in the bucket, in place of ``replaced``."""
     more_bytes = size_bytes if replaced is None else size_bytes - replaced.size

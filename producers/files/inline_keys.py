@@ -1,6 +1,7 @@
-"""Small keys whose bytes are in the nodes' tables (docs/small-objects.md): writing them, and reading what came.
+"""Small keys (docs/small-objects.md): writing them, and reading the bytes that came from the nodes' tables.
 
-What belongs here: the choice between PutKey and datanodes, which is made by what was written. The rules:
+What belongs here: the choice between PutKey, a reserved block and a key that is opened, which is made by what was
+written. The rules:
 
 1. The first bytes of a file are held, up to a limit. If the file is closed before there are more, one PutKey makes the
    key. Nothing was asked before, so what CreateKey would refuse at once (a bucket that is missing, a name) is raised by
@@ -9,7 +10,10 @@ What belongs here: the choice between PutKey and datanodes, which is made by wha
    held is written to datanodes first.
 3. A PutKey that the cluster refuses because its tables take no key of this size goes the way of rule 2 and is then
    committed: the caller sees no difference (``core/inline_limit``).
-4. One fate holds for both ways (``core/key_fate``): a failure lasts.
+4. While small keys of the bucket get reserved blocks (``core/block_stock``), more is held: what such a block takes. If
+   the file is closed before there is more, and a block is there, the key is written to it (``reserved_keys``). If that
+   does not go well, or there is no block, the key goes the way of rule 2.
+5. One fate holds for all ways (``core/key_fate``): a failure lasts.
 """
 
 from __future__ import annotations
@@ -20,17 +24,20 @@ from contextlib import contextmanager
 
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import WRITE_FAILED, RequestFailed, RetryableError, StratologError
+from producers.files.block_reservations import largest_reserved
 from producers.files.core.inline_limit import TO_DATANODES
 from producers.files.key_streams import KeyStreams
 from producers.files.key_writer import BegunKey, KeyWriter, Requester, WriteStatistics
+from producers.files.reserved_keys import ReservedKey
 from schemas.records.messages import PutKey
 from schemas.records.rows import BlockLocation
 
 
 class InlineWriter:
-    """Writes one key that may be small; for one thread at a time. As :class:`KeyWriter`, with rules 1 to 3.
+    """Writes one key that may be small; for one thread at a time. As :class:`KeyWriter`, with rules 1 to 4.
 
-    At most ``limit_bytes`` are held. ``size`` is the expected number of bytes, 0 if it is not known.
+    A key of at most ``limit_bytes`` becomes a PutKey; 0 = none does. ``size`` is the expected number of bytes, 0 if it
+    is not known.
     """
 
     def __init__(
@@ -45,7 +52,8 @@ class InlineWriter:
         self._size = size
         self._replication = replication
         self._metadata = dict(metadata or {})
-        self._options = options
+        self._options = options or streams.options
+        self._reserved: ReservedKey | None = None
         self._begun = BegunKey(streams, place)
         self.path = self._begun.path
         self._held: list[bytes] = []
@@ -61,7 +69,7 @@ class InlineWriter:
 
     @property
     def requests(self) -> int:
-        """PutKeys that were sent, and the requests of :attr:`KeyWriter.requests`."""
+        """PutKeys and CommitReserveds that were sent, and the requests of :attr:`KeyWriter.requests`."""
         return self._puts + (0 if self._writer is None else self._writer.requests)
 
     @property
@@ -79,12 +87,19 @@ class InlineWriter:
         if self._writer is not None:
             return self._writer.statistics()
         return WriteStatistics(
-            bytes=self._held_bytes, blocks=0, failed_blocks=0, resumed_streams=0, watches_by_majority=0
+            bytes=self._held_bytes,
+            blocks=len(self.locations()),
+            failed_blocks=0,
+            resumed_streams=0,
+            watches_by_majority=0,
         )
 
     def locations(self) -> list[BlockLocation]:
         """Return the blocks as :meth:`KeyWriter.locations` does; none while the bytes are held."""
-        return [] if self._writer is None else self._writer.locations()
+        if self._writer is not None:
+            return self._writer.locations()
+        reserved = None if self._reserved is None else self._reserved.location
+        return [] if reserved is None else [reserved]
 
     # -- writing
 
@@ -93,11 +108,17 @@ class InlineWriter:
         if self._writer is None:
             self._begun.check()
             view = memoryview(data).cast("B")
-            if self._held_bytes + len(view) <= self._limit_bytes:
-                self._held.append(bytes(view))
+            if self._holds(self._held_bytes + len(view)):
+                self._held.append(data if isinstance(data, bytes) else bytes(view))
                 self._held_bytes += len(view)
                 return len(view)
         return self._on_datanodes(memoryview(data).nbytes).write(data)
+
+    def _holds(self, size_bytes: int) -> bool:
+        """Say whether so many bytes are held: rules 1 and 4."""
+        if size_bytes <= self._limit_bytes:
+            return True
+        return size_bytes <= largest_reserved(self._options) and self._streams.reservations.is_busy(self._place[:2])
 
     def flush(self) -> None:
         """As :meth:`KeyWriter.flush`; bytes that are held go to datanodes."""
@@ -137,11 +158,13 @@ class InlineWriter:
             self._writer.close()
         elif not self._begun.ended:
             self._begun.check()
-            if not self._put():
+            if not self._put() and not self._write_reserved():
                 self._on_datanodes().close()
 
     def _put(self) -> bool:
         """Make the key by one request; return False if its bytes belong on datanodes."""
+        if not 0 < self._limit_bytes >= self._held_bytes:
+            return False
         volume, bucket, key = self._place
         body = PutKey(
             volume=volume, bucket=bucket, key=key, data=b"".join(self._held), replication=self._replication,
@@ -156,6 +179,26 @@ class InlineWriter:
 
         with self._step():
             if not self._begun.commit(send, self._belongs_on_datanodes):
+                return False
+        self._let_go()
+        return True
+
+    def _write_reserved(self) -> bool:
+        """Write the key to a reserved block; return False if there is none, or that did not go well."""
+        streams, volume, bucket = self._streams, self._place[0], self._place[1]
+        if not 0 < self._held_bytes <= largest_reserved(self._options):
+            return False
+        block = streams.reservations.take(self._client, (volume, bucket), self._held_bytes)
+        if block is None:
+            return False
+        with self._step():
+            self._reserved = ReservedKey(
+                self._client, streams, self._place, self._begun, block, replication=self._replication,
+                metadata=self._metadata, options=self._options,
+            )  # fmt: skip
+            written = self._reserved.write(self._held)
+            self._puts += self._reserved.requests
+            if not written:
                 return False
         self._let_go()
         return True
@@ -177,6 +220,8 @@ class InlineWriter:
     def interrupt(self, reason: str) -> None:
         """Make the thread that is in a method of this writer fail soon, and the key with it. For any thread."""
         self._begun.on_failure(RetryableError(WRITE_FAILED, reason))
+        if (reserved := self._reserved) is not None:
+            reserved.interrupt()
         if (writer := self._writer) is not None:
             writer.interrupt(reason)
 

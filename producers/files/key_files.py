@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Self
 
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import InvalidArgument
+from producers.files.block_reservations import largest_reserved
 from producers.files.inline_keys import InlineReader, InlineWriter
 from producers.files.key_reader import KeyReader
 from producers.files.key_streams import KeyStreams
@@ -71,7 +72,8 @@ def create_file(
     place = split_path(path)
     limit = streams.inline_limit.bytes_at((options or streams.options).inline_bytes, time.monotonic())
     writer: KeyWriter | InlineWriter
-    if 0 < limit >= size:
+    reserves = size <= largest_reserved(options or streams.options) and streams.reservations.is_busy(place[:2])
+    if 0 < limit >= size or reserves:
         writer = InlineWriter(
             client, streams, place, limit_bytes=limit, size=size, replication=replication, metadata=metadata,
             options=options,
@@ -170,7 +172,7 @@ class KeyOutput(io.BufferedIOBase):
 
     @property
     def requests(self) -> int:
-        """How many requests have made the key so far: one for a small key, else CreateKey and CommitKey."""
+        """How many requests have made the key so far: one for most small keys, else CreateKey and CommitKey."""
         return self._writer.requests
 
     def statistics(self) -> WriteStatistics:

@@ -13,9 +13,11 @@ from producers.blocks.datanodes import Datanodes
 from producers.blocks.small_blocks import SmallBlocks
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import CLIENT_CLOSED, ClientClosed
+from producers.files.block_reservations import BlockReservations, Requester
 from producers.files.core.inline_limit import InlineLimit
 from producers.reads.reads import Reads
 from producers.requests.call_spans import NO_SPANS, SpansOfClient
+from schemas.records.rows import NO_KEY
 from schemas.security.tls import ProcessTls
 
 PEER = "client"
@@ -39,6 +41,8 @@ class KeyStreams:
         self._reads = reads
         self.inline_limit = InlineLimit()
         """Up to which size the cluster keeps keys in its tables, as far as known."""
+        self.reservations = BlockReservations(lambda bucket, session: self.tokens_to_write((*bucket, NO_KEY), session))
+        """Blocks for the small keys to come."""
         self._lock = threading.Lock()
         self._datanodes: Datanodes | None = None
         self._small: SmallBlocks | None = None
@@ -75,6 +79,10 @@ class KeyStreams:
     def tokens_to_read(self, place: tuple[str, str, str]) -> KeyTokens:
         """Return where the tokens come from for the blocks of a key that is read."""
         return KeyTokens(lambda: self._reads.key_to_read(*place)[2], self.directory.gives_tokens)
+
+    def release(self, client: Requester) -> int:
+        """Give reserved blocks back, before the client is closed; return how many requests are still unanswered."""
+        return self.reservations.close(client)
 
     def close(self) -> None:
         """Close the connections."""

@@ -33,6 +33,7 @@ from producers.errors import (
     RetryableError,
     StratologError,
 )
+from producers.files.block_reservations import largest_reserved
 from producers.files.core.failed_blocks import LAST_PAUSE_MS, PAUSE_MS, FailedBlocks, KeyGivesUp
 from producers.files.core.key_fate import FateOfKey
 from producers.files.key_streams import KeyStreams
@@ -287,6 +288,8 @@ class KeyWriter:
                 size=self._written, blocks=blocks,
             )  # fmt: skip
             self._begun.commit(lambda: self._submit(body).result())
+            if 0 < self._written <= largest_reserved(self._options):
+                self._streams.reservations.on_written(self._client, (self._volume, self._bucket))
         self._let_go()
 
     def abort(self) -> None:

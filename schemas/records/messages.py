@@ -107,6 +107,48 @@ class PutKey:
 
 
 @record
+class ReserveBlocks:
+    """Allocates ``count`` small blocks of one pipeline, for keys whose names are not known yet.
+
+    It is answered with a KeySession: the reservation's.
+    """
+
+    volume: str
+    bucket: str
+    count: int
+
+
+@record
+class CommitReserved:
+    """Creates and commits a key with blocks of a reservation that were written."""
+
+    volume: str
+    bucket: str
+    key: str
+    session_id: int
+    size: int
+    blocks: list[BlockLocation]
+    replication: str = "RATIS/THREE"
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@record
+class ReleaseBlocks:
+    """Gives back what is left of a reservation."""
+
+    volume: str
+    bucket: str
+    session_id: int
+
+
+ReservationRequest = ReserveBlocks | CommitReserved | ReleaseBlocks
+"""Requests about blocks without a key (feature level BLOCK_RESERVATIONS)."""
+
+RESERVATION_REQUESTS: tuple[type, ...] = get_args(ReservationRequest)
+"""Their classes."""
+
+
+@record
 class DeleteKey:
     volume: str
     bucket: str
@@ -317,6 +359,7 @@ RequestBody = (
     | AllocateBlock
     | CommitKey
     | PutKey
+    | ReservationRequest
     | DeleteKey
     | RenameKey
     | SnapshotRequest
@@ -369,7 +412,7 @@ class PreparedRequest:
 
 @record
 class KeySession:
-    """An open key, as CreateKey returns it."""
+    """An open key, as CreateKey returns it, or a reservation, as ReserveBlocks does."""
 
     session_id: int
     object_id: int

@@ -14,6 +14,10 @@ block for committed.
 """
 
 
+NO_KEY = ""
+"""The key's name in a reservation's row of openKeyTable (decision 0085)."""
+
+
 @record
 class BlockLocation:
     """A block of a key; offsets and lengths in bytes.

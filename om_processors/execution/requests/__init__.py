@@ -12,11 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from om_processors.execution.requests import acl, bucket, fleet, identity, key, operator, put_key, snapshot, volume
+from om_processors.execution.requests import (
+    acl,
+    bucket,
+    fleet,
+    identity,
+    key,
+    operator,
+    put_key,
+    reservations,
+    snapshot,
+    volume,
+)
 from om_processors.namespace.context import AnyHandler
 from schemas.records.messages import BATCH_BEGINNERS
 
-_MODULES = (volume, bucket, key, put_key, operator, fleet, snapshot, identity, acl)
+_MODULES = (volume, bucket, key, put_key, reservations, operator, fleet, snapshot, identity, acl)
 
 
 def _table() -> dict[type, AnyHandler]:

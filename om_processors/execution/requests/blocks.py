@@ -13,12 +13,11 @@ from om_processors.errors import OMError
 from om_processors.namespace import ids
 from om_processors.namespace.context import NumberedPipeline, PreExecuteContext
 from om_processors.namespace.names import shown
-from schemas.records.messages import CommitKey
+from schemas.records.messages import CommitKey, CommitReserved
 from schemas.records.rows import BlockLocation
 from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE, INVALID_REQUEST
+from schemas.small_objects import SMALL_FILE_BYTES
 
-SMALL_FILE_BYTES = 1024 * 1024
-"""A file that is announced with at most so many bytes is small: its block may travel with others (decision 0067)."""
 SMALL_FILES_RUN = 64
 """So many indices in a row give small files blocks of one pipeline: only blocks of one pipeline travel together."""
 
@@ -32,7 +31,21 @@ def allocate(
     all that do.
     ids.MAX_BLOCKS_PER_REQUEST bounds ``count``.
     """
-    pipelines, generations = context.allocation.pipelines, context.allocation.generations
+    candidates = _candidates(context, excluded)
+    first = context.index // SMALL_FILES_RUN if small else context.index
+    chosen = [candidates[(first + position) % len(candidates)] for position in range(count)]
+    return _blocks(context, object_id, chosen, context.block_size_bytes)
+
+
+def reserve(context: PreExecuteContext, object_id: int, count: int) -> list[BlockLocation]:
+    """Return ``count`` new blocks of one pipeline, each with room for a small file; raises as :func:`allocate`."""
+    candidates = _candidates(context, ())
+    chosen = candidates[context.index // SMALL_FILES_RUN % len(candidates)]
+    return _blocks(context, object_id, [chosen] * count, min(context.block_size_bytes, SMALL_FILE_BYTES))
+
+
+def _candidates(context: PreExecuteContext, excluded: Collection[str]) -> Sequence[NumberedPipeline]:
+    pipelines = context.allocation.pipelines
     if not pipelines:
         raise OMError(
             FAILED_TO_FIND_ACTIVE_PIPELINE,
@@ -44,21 +57,23 @@ def allocate(
     if not candidates:
         names = [name for _, name in pipelines]
         raise OMError(INVALID_REQUEST, f"no pipeline is left: of {names}, the request excludes {list(excluded)}")
-    first = context.index // SMALL_FILES_RUN if small else context.index
-    size_bytes, closed = context.block_size_bytes, context.allocation.closed_containers
-    blocks = []
-    for position in range(count):
-        number, pipeline = candidates[(first + position) % len(candidates)]
-        blocks.append(
-            BlockLocation(
-                container_id=_open_container(object_id, number, generations.get(number, 1), closed),
-                local_id=ids.block_local_id(object_id, position),
-                offset=position * size_bytes,
-                length=size_bytes,
-                pipeline=pipeline,
-            )
+    return candidates
+
+
+def _blocks(
+    context: PreExecuteContext, object_id: int, chosen: Sequence[NumberedPipeline], size_bytes: int
+) -> list[BlockLocation]:
+    generations, closed = context.allocation.generations, context.allocation.closed_containers
+    return [
+        BlockLocation(
+            container_id=_open_container(object_id, number, generations.get(number, 1), closed),
+            local_id=ids.block_local_id(object_id, position),
+            offset=position * size_bytes,
+            length=size_bytes,
+            pipeline=pipeline,
         )
-    return blocks
+        for position, (number, pipeline) in enumerate(chosen)
+    ]
 
 
 def _open_container(object_id: int, pipeline: int, generation: int, closed: Collection[int]) -> int:
@@ -76,7 +91,7 @@ def _open_container(object_id: int, pipeline: int, generation: int, closed: Coll
     )
 
 
-def check_written(body: CommitKey, context: PreExecuteContext) -> None:
+def check_written(body: CommitKey | CommitReserved, context: PreExecuteContext) -> None:
     """Refuse a commit without proof that its blocks were written, if blocks are on datanodes.
 
     The leader decides this before it looks at any state. So replicas do not repeat the check on a commit that late
@@ -100,7 +115,7 @@ def settle(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockL
     A commit without blocks takes the allocated ones in order, cut to its size. Raises OMError INVALID_REQUEST for
     blocks that are not the session's, that overlap, leave gaps, exceed what was allocated, or do not sum to the size.
     """
-    return _match(body, allocated) if body.blocks else _cut(body, allocated)
+    return match(body, allocated) if body.blocks else _cut(body, allocated)
 
 
 def _cut(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockLocation], list[BlockLocation]]:
@@ -126,7 +141,13 @@ def _cut(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockLoc
     return blocks, allocated[len(blocks) :]
 
 
-def _match(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockLocation], list[BlockLocation]]:
+def match(
+    body: CommitKey | CommitReserved, allocated: list[BlockLocation]
+) -> tuple[list[BlockLocation], list[BlockLocation]]:
+    """Return the blocks that a commit names, which is at least one, and those of ``allocated`` that it does not name.
+
+    Raises OMError as :func:`settle`.
+    """
     left = {block.local_id: block for block in allocated}
     offset = 0
     for block in body.blocks:
@@ -147,6 +168,6 @@ def _match(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockL
     return body.blocks, list(left.values())
 
 
-def _refusal(body: CommitKey, block: BlockLocation, fault: str) -> OMError:
+def _refusal(body: CommitKey | CommitReserved, block: BlockLocation, fault: str) -> OMError:
     where = f"({block.container_id}, {block.local_id}) on {shown(block.pipeline)}"
     return OMError(INVALID_REQUEST, f"block {where} of key {shown(body.key)} {fault}")

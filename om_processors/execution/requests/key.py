@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from om_processors.errors import OMError
-from om_processors.execution.requests.blocks import SMALL_FILE_BYTES, allocate, check_written, settle
+from om_processors.execution.requests.blocks import allocate, check_written, settle
 from om_processors.namespace import quota, tables
 from om_processors.namespace.context import (
     AnyHandler,
@@ -48,6 +48,7 @@ from schemas.records.messages import (
     AllocateBlock,
     AllocatedBlock,
     CommitKey,
+    CommitReserved,
     CreateKey,
     DeleteKey,
     ExpireOpenKeys,
@@ -57,6 +58,7 @@ from schemas.records.messages import (
 )
 from schemas.records.rows import BlockLocation, BucketInfo, KeyInfo
 from schemas.result_codes import INVALID_REQUEST, KEY_ALREADY_EXISTS, KEY_NOT_FOUND
+from schemas.small_objects import SMALL_FILE_BYTES
 
 REPLICATIONS = ("RATIS/THREE", "RATIS/ONE", "STAND_ALONE/ONE")
 PREALLOCATED_BLOCKS = 64
@@ -84,7 +86,7 @@ def _check_create(body: CreateKey) -> None:
     check_kept(body)
 
 
-def check_kept(body: CreateKey | PutKey) -> None:
+def check_kept(body: CreateKey | PutKey | CommitReserved) -> None:
     """Raise OMError INVALID_REQUEST for metadata or a replication that no key can have."""
     if body.metadata and (size_bytes := metadata_bytes(body.metadata)) > MAX_METADATA_BYTES:
         raise OMError(

@@ -5,8 +5,9 @@ Rules
     2. CommitKey is sent once. Until it has ended, nobody knows whether the key is committed. If the wait for its end is
        given up, nobody ever will: the fate is UNKNOWN, and calls raise OutcomeUnknown.
     3. The result of CommitKey is final, even if it arrives after the wait was told to end.
-    4. For a small key PutKey is what CommitKey is for others. One refusal of PutKey is no end: the cluster keeps no key
-       of this size in its tables. Then nothing was committed, and the writing goes on with datanodes.
+    4. For small keys PutKey or CommitReserved is what CommitKey is for others. Some refusals of these are no end: the
+       cluster keeps no key of this size in its tables, or knows no such reservation. Then nothing was committed, and
+       the writing goes on another way.
 
 ================  ======================================  ================================================
 fate              what a call gets                        why
@@ -55,7 +56,7 @@ class FateEvent(Enum):
     COMMIT_SENT = "CommitKey is about to be sent"
     COMMIT_TAKEN = "CommitKey was answered: the key is visible"
     COMMIT_REFUSED = "CommitKey ended with an error"
-    PUT_ELSEWHERE = "the cluster does not keep the key in its tables: its bytes go to datanodes"
+    PUT_ELSEWHERE = "the cluster refuses the way on which the key was put: its bytes go another one"
     FAILED = "a method raised, or another thread wants the writing to end"
     ABORTED = "the caller lets go of it"
 
@@ -125,7 +126,7 @@ class FateOfKey:
         self._error = error
 
     def on_put_elsewhere(self) -> None:
-        """Note that PutKey was refused because the bytes belong on datanodes."""
+        """Note that the key was refused because its bytes have to go another way."""
         self._move(FateEvent.PUT_ELSEWHERE)
 
     def on_failure(self, error: BaseException) -> None:

@@ -146,7 +146,7 @@ class _Targets:
             if operation.cf == KEY_TABLE:
                 target.row, target.at = row, at
                 target.key, target.to_key = (target.key, row.key) if target.removes_key else (row.key, None)
-            else:
+            elif target.at < 0:  # else it is what is left of a reservation from which the key has its blocks
                 target.key = row.key
 
     def _put_snapshot(self, operation: Put, target: RequestTarget) -> None:

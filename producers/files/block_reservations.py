@@ -1,0 +1,194 @@
+"""The blocks that one client has reserved for the small keys to come, in all its buckets (decision 0085).
+
+What belongs here: the shell around :class:`producers.files.core.block_stock.BlockStock`, whose rules say when blocks are
+reserved and given back. Requests for blocks are sent by the thread that writes a key, and nobody waits for their
+answers. What cannot be given back (the client is closed, nobody answers) expires on the cluster, as an open key does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from producers.blocks.block_tokens import TokenSource
+from producers.blocks.stream_options import CommitWay, StreamOptions
+from producers.errors import StratologError
+from producers.files.core.block_stock import RESERVED_BLOCKS, BlockStock, Reservation
+from producers.requests.keys import session_of
+from schemas.records.messages import ReleaseBlocks, RequestBody, ReserveBlocks, Response
+from schemas.records.rows import BlockLocation
+from schemas.small_objects import SMALL_FILE_BYTES
+
+MAX_BUCKETS = 64
+"""Buckets in which one client has blocks reserved, or may soon; keys in others are created the other way."""
+RELEASE_WAIT_S = 1.0
+"""How long closing a client waits for the answers to what it gives back."""
+
+Bucket = tuple[str, str]
+"""Names of a volume and a bucket."""
+Tokens = Callable[[Bucket, int], TokenSource]
+"""Says where the tokens come from for the blocks of a session."""
+
+
+def largest_reserved(options: StreamOptions) -> int:
+    """Return the most bytes of a key that may be written to a reserved block; 0 = none is."""
+    if options.commit_way == CommitWay.THROUGH_LOG:
+        return 0
+    return min(options.small_block_bytes, options.block_bytes, SMALL_FILE_BYTES)
+
+
+def without_own(unanswered: Sequence[RequestBody]) -> list[RequestBody]:
+    """Return those unanswered requests of a client that is closed that its callers sent."""
+    return [body for body in unanswered if not isinstance(body, ReserveBlocks | ReleaseBlocks)]
+
+
+class Requester(Protocol):
+    """What is needed of :class:`producers.Client`."""
+
+    def submit(self, body: RequestBody) -> Future[Response]:
+        """Send a request and return the future of its response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservedBlock:
+    """A block for one key; what became of it is told by one of the methods of :class:`BlockReservations`."""
+
+    bucket: Bucket
+    location: BlockLocation
+    reservation: Reservation = field(repr=False)
+    tokens: TokenSource = field(repr=False)
+
+    @property
+    def session_id(self) -> int:
+        """The reservation's session."""
+        return self.reservation.session_id
+
+
+class BlockReservations:
+    """The reservations of one client; for many threads."""
+
+    def __init__(self, tokens: Tokens, *, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._tokens = tokens
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._stocks: dict[Bucket, BlockStock] = {}
+        self._closed = False
+        self._waiting: set[Future[Response]] = set()
+        """Requests without an answer."""
+
+    def is_busy(self, bucket: Bucket) -> bool:
+        """Say whether small keys of a bucket get reserved blocks, if there are any."""
+        with self._lock:
+            stock = self._stocks.get(bucket)
+            return stock is not None and stock.is_busy(self._now_s())
+
+    def on_written(self, client: Requester, bucket: Bucket) -> None:
+        """Note that a small key was written."""
+        with self._lock:
+            stock = self._stock(bucket)
+            if stock is None:
+                return
+            stock.on_written(self._now_s())
+        self._send_due(client, bucket, stock)
+
+    def take(self, client: Requester, bucket: Bucket, size_bytes: int) -> ReservedBlock | None:
+        """Return a block for a key of ``size_bytes``; None if there is none that has room for it."""
+        with self._lock:
+            stock = self._stocks.get(bucket)
+            taken = None if stock is None else stock.take(self._now_s())
+        if stock is None or taken is None:
+            return None
+        self._send_due(client, bucket, stock)
+        reservation, location = taken
+        found = ReservedBlock(
+            bucket=bucket, location=location, reservation=reservation, tokens=reservation.tokens  # type: ignore[arg-type]
+        )  # fmt: skip
+        if location.length < size_bytes:
+            self.on_unused(found)
+            return None
+        return found
+
+    def on_committed(self, client: Requester, block: ReservedBlock) -> None:
+        """Note that a key was committed with a block."""
+        self._tell(block, lambda stock: stock.on_committed(block.reservation))
+        self.on_written(client, block.bucket)
+
+    def on_unused(self, block: ReservedBlock) -> None:
+        """Note that the key of a block was not committed, or nobody knows whether it was."""
+        self._tell(block, lambda stock: stock.on_unused(block.reservation))
+
+    def on_failed(self, block: ReservedBlock) -> None:
+        """Note that a block could not be written, or that the cluster does not know its reservation."""
+        self._tell(block, lambda stock: stock.on_failed(block.reservation, self._now_s()))
+
+    def _tell(self, block: ReservedBlock, event: Callable[[BlockStock], None]) -> None:
+        with self._lock:
+            event(self._stocks[block.bucket])
+
+    def close(self, client: Requester) -> int:
+        """Give everything back; return how many requests have no answer after RELEASE_WAIT_S."""
+        with self._lock:
+            self._closed = True
+            stocks = list(self._stocks.items())
+            for _, stock in stocks:
+                stock.stop()
+        for bucket, stock in stocks:
+            self._send_due(client, bucket, stock)
+        with self._lock:
+            waiting = list(self._waiting)
+        return len(wait(waiting, RELEASE_WAIT_S).not_done)
+
+    def _stock(self, bucket: Bucket) -> BlockStock | None:
+        stock = self._stocks.get(bucket)
+        if stock is None and not self._closed:
+            if len(self._stocks) >= MAX_BUCKETS:
+                now_s = self._now_s()
+                self._stocks = {
+                    name: one for name, one in self._stocks.items() if one.is_busy(now_s) or not one.is_empty
+                }
+            if len(self._stocks) < MAX_BUCKETS:
+                stock = self._stocks[bucket] = BlockStock()
+        return stock
+
+    # -- requests
+
+    def _send_due(self, client: Requester, bucket: Bucket, stock: BlockStock) -> None:
+        with self._lock:
+            count = 0 if self._closed else stock.to_ask(self._now_s())
+            sessions = stock.to_release()
+        volume, name = bucket
+        for _ in range(count):
+            body = ReserveBlocks(volume=volume, bucket=name, count=RESERVED_BLOCKS)
+            self._send(client, body, lambda future: self._on_reserved(bucket, stock, future))
+        for session_id in sessions:
+            self._send(client, ReleaseBlocks(volume=volume, bucket=name, session_id=session_id), self._on_answer)
+
+    def _send(self, client: Requester, body: RequestBody, done: Callable[[Future[Response]], None]) -> None:
+        try:
+            future = client.submit(body)
+        except StratologError as error:  # the client is closed
+            future = Future()
+            future.set_exception(error)
+        with self._lock:
+            self._waiting.add(future)
+        future.add_done_callback(done)
+
+    def _on_answer(self, future: Future[Response]) -> None:
+        with self._lock:
+            self._waiting.discard(future)
+
+    def _on_reserved(self, bucket: Bucket, stock: BlockStock, future: Future[Response]) -> None:
+        self._on_answer(future)
+        session = None if future.exception() is not None else session_of(future.result())
+        with self._lock:
+            if session is None:
+                stock.on_refused(self._now_s())
+                return
+            found = stock.on_reserved(session.session_id, session.blocks, self._now_s())
+            found.tokens = self._tokens(bucket, session.session_id)
+            if self._closed:
+                stock.stop()

@@ -1,0 +1,132 @@
+"""A small key whose bytes are all there, written to a reserved block and committed by one request (decision 0085).
+
+What belongs here: the way of one such key. Its caller keeps the bytes: whenever this way does not go well, nothing is
+committed, and the caller writes them to a key that it opens for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from producers.blocks.background_commits import BlockFailed
+from producers.blocks.block_writer import BlockWriter
+from producers.blocks.stream_options import StreamOptions
+from producers.errors import RequestFailed, StratologError
+from producers.files.block_reservations import Requester, ReservedBlock
+from producers.files.key_streams import KeyStreams
+from producers.files.key_writer import BegunKey
+from producers.waiting import SlowWait
+from schemas.records.messages import CommitReserved
+from schemas.records.rows import BlockLocation
+from schemas.result_codes import KEY_NOT_FOUND
+
+
+class ReservedKey:
+    """Writes one key into one reserved block; for one thread, but for :meth:`interrupt`."""
+
+    def __init__(
+        self, client: Requester, streams: KeyStreams, place: tuple[str, str, str], begun: BegunKey,
+        reserved: ReservedBlock, *, replication: str, metadata: Mapping[str, str], options: StreamOptions,
+    ) -> None:  # fmt: skip
+        self._client = client
+        self._streams = streams
+        self._place = place
+        self._begun = begun
+        self._reserved = reserved
+        self._replication = replication
+        self._metadata = metadata
+        self._options = options
+        self._patience = SlowWait(f"writing {begun.path}")
+        self._block: BlockWriter | None = None
+        self.location: BlockLocation | None = None
+        """The block, once the key is committed."""
+        self.requests = 0
+        """CommitReserved, once it was sent."""
+
+    def write(self, parts: Sequence[bytes]) -> bool:
+        """Write and commit a key of these bytes, at least one; return False if nothing was committed.
+
+        Raises one of ``producers.errors`` if the commit is refused for another reason than its way, or the key fails.
+        """
+        reservations = self._streams.reservations
+        try:
+            location = self._store(parts)
+            if location is None or not self._commit(location):
+                reservations.on_failed(self._reserved)
+                return False
+        except BaseException:
+            reservations.on_unused(self._reserved)
+            raise
+        reservations.on_committed(self._client, self._reserved)
+        self.location = location
+        return True
+
+    def interrupt(self) -> None:
+        """Raise an error at once in the thread that waits for the block's stream; for any thread."""
+        if (block := self._block) is not None:
+            block.interrupt()
+
+    def _store(self, parts: Sequence[bytes]) -> BlockLocation | None:
+        """Write the block; return None if it fails."""
+        self._patience.begin()
+        block, span = self._begin(), self._begun.span
+        span.block_began(block, block.pipeline.pipeline, ",".join(one.datanode for one in block.pipeline.members))
+        failure: BlockFailed | None = None
+        try:
+            for part in parts:
+                _put(block, memoryview(part))
+            block.finish()
+            return replace(block.settle(), offset=0)
+        except BlockFailed as error:
+            failure = error
+            self._still(error)
+            return None
+        finally:
+            span.block_ended(block, block.window.watched, failure)
+            block.abandon()
+
+    def _begin(self) -> BlockWriter:
+        streams, location = self._streams, self._reserved.location
+        pipeline = streams.directory.pipeline(location.pipeline)
+        self._block = BlockWriter(
+            location, pipeline, streams.datanodes, self._options, still=self._still,
+            look_again=partial(streams.directory.current, pipeline), small=streams.small_blocks,
+            tokens=self._reserved.tokens,
+        )  # fmt: skip
+        return self._block
+
+    def _commit(self, location: BlockLocation) -> bool:
+        volume, bucket, key = self._place
+        body = CommitReserved(
+            volume=volume, bucket=bucket, key=key, session_id=self._reserved.session_id, size=location.length,
+            blocks=[location], replication=self._replication, metadata=dict(self._metadata),
+        )  # fmt: skip
+
+        def send() -> None:
+            self.requests = 1
+            with self._begun.span.current():
+                answer = self._client.submit(body)
+            answer.result()
+
+        return self._begun.commit(send, _is_gone)
+
+    def _still(self, what: object) -> None:
+        self._begun.check()
+        self._patience.still(what)
+
+
+def _put(block: BlockWriter, left: memoryview) -> None:
+    """Write bytes to a block that has room for them."""
+    while left:
+        taken = block.put(left, keep=True)
+        left = left[taken:]
+        block.push()
+        if not taken:
+            block.wait_for_room()
+
+
+def _is_gone(error: StratologError) -> bool:
+    """Whether the cluster refused a commit because it does not know the reservation."""
+    return isinstance(error, RequestFailed) and error.status == KEY_NOT_FOUND
