@@ -60,7 +60,7 @@ class AuditConfig:
     verdicts_topic: str = OM_VERDICTS
     report_timeout_ms: int = 10_000
     scan_timeout_ms: int = 600_000
-    trigger_ms: int = 2_000
+    trigger_ms: int = 2_500
     records_per_trigger: int = RECORDS_PER_TRIGGER
     reports_per_trigger: int = REPORTS_PER_TRIGGER
     shuffle_partitions: int = 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -35,12 +37,37 @@ REQUESTS: list[tuple[m.RequestBody, str, int, int]] = [
     (i.ChangeAcl(kind="KEY", **PLACE, name="a/k", change="SET", acls=[]), "key", WRITE_ACL, READ),
     (i.ChangeAcl(kind="BUCKET", **PLACE, name="", change="SET", acls=[]), "bucket", WRITE_ACL, 0),
     (m.SetBucketProperty(**PLACE, quota_in_bytes=10**9), "bucket", WRITE, 0),
+    (m.ReserveBlocks(**PLACE, count=1), "bucket", CREATE, 0),
     (m.SetBucketProperty(**PLACE, owner="cyd"), "bucket", WRITE_ACL, 0),
     (m.CreateBucket(volume="vol1", bucket="bucket2"), "volume", CREATE, 0),
     (i.ChangeAcl(kind="VOLUME", volume="vol1", bucket="", name="", change="SET", acls=[]), "volume", WRITE_ACL, 0),
     (m.CreateSnapshot(**PLACE, snapshot="snap1"), "owner", 0, 0),
     (m.CreateVolume(volume="vol2"), "administrator", 0, 0),
     (i.CreateUser(user="dan"), "administrator", 0, 0),
+]
+
+
+def commit_reserved(key: str) -> Callable[[m.KeySession], m.CommitReserved]:
+    """Return what commits a key with the first block of a reservation."""
+    return lambda given: m.CommitReserved(
+        **PLACE, key=key, session_id=given.session_id, size=1, blocks=[replace(given.blocks[0], length=1)]
+    )
+
+
+def release(given: m.KeySession) -> m.ReleaseBlocks:
+    return m.ReleaseBlocks(**PLACE, session_id=given.session_id)
+
+
+Reserved = tuple[Callable[[m.KeySession], m.RequestBody], str, int, int]
+OF_OWN_RESERVATION: list[Reserved] = [
+    (commit_reserved("a/new"), "key", CREATE, CREATE),
+    (commit_reserved("a/k"), "key", WRITE, WRITE),
+    (release, "caller", 0, 0),
+]
+OF_ANOTHERS_RESERVATION: list[Reserved] = [
+    (commit_reserved("a/new"), "owner", 0, 0),
+    (commit_reserved("a/k"), "owner", 0, 0),
+    (release, "owner", 0, 0),
 ]
 
 
@@ -61,8 +88,8 @@ def expected(
     who: str, owners: dict[str, str], lists: dict[str, list[Acl]], what: str, right: int, in_bucket: int
 ) -> bool:
     on_volume = owners["volume"] == who
-    if what == "administrator":
-        return False
+    if what in ("administrator", "caller"):
+        return what == "caller"
     if what == "volume":
         return on_volume or right in rights(lists["volume"], who)
     on_bucket = on_volume or owners["bucket"] == who
@@ -78,31 +105,64 @@ def expected(
     return right == CREATE or owners["key"] == who or right in rights(lists["key"], who)
 
 
+class Judged:
+    """A world with these owners and lists; ``given`` is a reservation by ``reserved_by``."""
+
+    def __init__(self, owners: dict[str, str], lists: dict[str, list[Acl]], reserved_by: str = "zoe") -> None:
+        self.owners, self.lists = owners, lists
+        self.world = world = World(authorizer=ACCESS_RULES)
+        world.do(m.CreateVolume(volume="vol1", owner=owners["volume"]))
+        world.do(m.CreateBucket(**PLACE, owner=owners["bucket"]))
+        world.do(m.PutKey(**PLACE, key="a/k", data=b"x"), owners["key"])
+        self.given = world.session(m.ReserveBlocks(**PLACE, count=2), reserved_by)
+        for kind, name in (("VOLUME", ""), ("BUCKET", ""), ("KEY", "a/k"), ("PREFIX", "a/")):
+            bucket = "" if kind == "VOLUME" else "bucket1"
+            world.do(
+                i.ChangeAcl(kind=kind, volume="vol1", bucket=bucket, name=name, change="SET", acls=lists[kind.lower()])
+            )
+
+    def assert_denied_or_not(self, who: str, body: m.RequestBody, what: str, right: int, in_bucket: int) -> None:
+        before = self.world.tables.rows()
+        self.world.standing = ProvenCaller(administrator=False, groups=GROUPS[who], generation=1, token=0)
+        try:
+            self.world.do(body, who)
+            status = "OK"
+        except OMError as error:
+            status = error.status
+        allowed = expected(who, self.owners, self.lists, what, right, in_bucket)
+        assert status == ("OK" if allowed else "PERMISSION_DENIED")
+        assert allowed or self.world.tables.rows() == before
+
+
+ANY_OWNERS = st.fixed_dictionaries({"volume": OWNERS, "bucket": OWNERS, "key": OWNERS})
+ANY_LISTS = st.fixed_dictionaries({"volume": LISTS, "bucket": LISTS, "key": LISTS, "prefix": LISTS})
+
+
 @settings(max_examples=400, deadline=None)
-@given(
-    who=st.sampled_from(PEOPLE), owners=st.fixed_dictionaries({"volume": OWNERS, "bucket": OWNERS, "key": OWNERS}),
-    lists=st.fixed_dictionaries({"volume": LISTS, "bucket": LISTS, "key": LISTS, "prefix": LISTS}), request=st.sampled_from(REQUESTS),
-)  # fmt: skip
+@given(who=st.sampled_from(PEOPLE), owners=ANY_OWNERS, lists=ANY_LISTS, request=st.sampled_from(REQUESTS))
 def test_what_is_denied_is_what_the_lists_say(
     who: str, owners: dict[str, str], lists: dict[str, list[Acl]], request: tuple[Any, ...]
 ):
-    body, what, right, in_bucket = request
-    world = World(authorizer=ACCESS_RULES)
-    world.do(m.CreateVolume(volume="vol1", owner=owners["volume"]))
-    world.do(m.CreateBucket(**PLACE, owner=owners["bucket"]))
-    world.do(m.PutKey(**PLACE, key="a/k", data=b"x"), owners["key"])
-    for kind, name in (("VOLUME", ""), ("BUCKET", ""), ("KEY", "a/k"), ("PREFIX", "a/")):
-        bucket = "" if kind == "VOLUME" else "bucket1"
-        world.do(
-            i.ChangeAcl(kind=kind, volume="vol1", bucket=bucket, name=name, change="SET", acls=lists[kind.lower()])
-        )
-    before = world.tables.rows()
-    world.standing = ProvenCaller(administrator=False, groups=GROUPS[who], generation=1, token=0)
-    try:
-        world.do(body, who)
-        status = "OK"
-    except OMError as error:
-        status = error.status
-    allowed = expected(who, owners, lists, what, right, in_bucket)
-    assert status == ("OK" if allowed else "PERMISSION_DENIED")
-    assert allowed or world.tables.rows() == before
+    Judged(owners, lists).assert_denied_or_not(who, *request)
+
+
+@settings(max_examples=200, deadline=None)
+@given(who=st.sampled_from(PEOPLE), owners=ANY_OWNERS, lists=ANY_LISTS, request=st.sampled_from(OF_OWN_RESERVATION))
+def test_who_has_reserved_blocks_needs_the_rights_of_the_key(
+    who: str, owners: dict[str, str], lists: dict[str, list[Acl]], request: Reserved
+):
+    make, what, right, in_bucket = request
+    judged = Judged(owners, lists, who)
+    judged.assert_denied_or_not(who, make(judged.given), what, right, in_bucket)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    who=st.sampled_from(PEOPLE), owners=ANY_OWNERS, lists=ANY_LISTS, request=st.sampled_from(OF_ANOTHERS_RESERVATION)
+)
+def test_anothers_reservation_is_for_the_owners_of_its_bucket(
+    who: str, owners: dict[str, str], lists: dict[str, list[Acl]], request: Reserved
+):
+    make, what, right, in_bucket = request
+    judged = Judged(owners, lists)
+    judged.assert_denied_or_not(who, make(judged.given), what, right, in_bucket)

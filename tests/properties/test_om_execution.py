@@ -27,6 +27,7 @@ PROPERTIES = st.dictionaries(st.sampled_from(["a", "b", ""]), st.sampled_from(["
 CALLERS = st.sampled_from(["ann", "bob"])
 SIZES = st.sampled_from([0, 1, 99, 100, 101, 250, 700]) | st.integers(-1, 7000)
 DATA = st.sampled_from([b"", b"x", b"y" * 99, b"z" * 300, b"w" * 16_385])
+WRONG_COMMITS = ["size", "length", "offset", "index", "session", "bucket", "twice", "no blocks"]
 BYTE_QUOTAS = st.sampled_from([-1] * 6 + [100, 250, 500, 1000, 1000, 0, -7, (1 << 63) - 1])
 COUNT_QUOTAS = st.sampled_from([-1] * 5 + [1, 2, 3, 0])
 
@@ -43,6 +44,7 @@ class Execution(RuleBasedStateMachine):
         self.both = ModelledWorld()
         self.world, self.model = self.both.world, self.both.model
         self.opened: list[tuple[str, str, str, m.KeySession]] = []
+        self.reserved: list[tuple[str, str, m.KeySession]] = []
 
     def place(self, data) -> tuple[str, str]:
         """Draw a volume and a bucket, which mostly exist."""
@@ -172,6 +174,75 @@ class Execution(RuleBasedStateMachine):
     def put_small_key(self, data, key, value, replication, caller):
         volume, bucket = self.place(data)
         self.do(m.PutKey(volume=volume, bucket=bucket, key=key, data=value, replication=replication), caller)
+
+    @rule(data=st.data(), count=st.sampled_from([1, 2, 2, 3, 5, 64, 0, 65, -1]), caller=CALLERS)
+    def reserve_blocks(self, data, count, caller):
+        volume, bucket = self.place(data)
+        result = self.do(m.ReserveBlocks(volume=volume, bucket=bucket, count=count), caller)
+        if isinstance(result, m.KeySession):
+            self.reserved.append((volume, bucket, result))
+
+    @precondition(lambda self: self.reserved)
+    @rule(
+        data=st.data(), key=st.sampled_from(["a", "b", "a/1023", "", ".snapshot/x"]), caller=CALLERS,
+        wrong=st.sampled_from([""] * 8 + WRONG_COMMITS),
+    )  # fmt: skip
+    def commit_reserved(self, data, key, caller, wrong):
+        """Mostly with blocks that are left; else with those that are gone, or of another reservation."""
+        volume, bucket, session = data.draw(st.sampled_from(self.reserved))
+        known = self.model.sessions.get((volume, bucket, session.session_id))
+        others = [block for *_, other in self.reserved[-3:] for block in other.blocks[:3]]
+        left = [block for block in session.blocks if known is not None and block.local_id in known.left]
+        there = data.draw(st.sampled_from([left[:8]] * 5 + [session.blocks[:8], others])) or session.blocks
+        chosen = data.draw(st.lists(st.sampled_from(there), min_size=1, unique_by=lambda b: b.local_id, max_size=3))
+        blocks: list[BlockLocation] = []
+        size = 0
+        for block in chosen:
+            length = data.draw(st.integers(1, block.length))
+            blocks.append(replace(block, offset=size, length=length, bcs_id=data.draw(st.sampled_from([0, 1, 9]))))
+            size += length
+        body = m.CommitReserved(
+            volume=volume, bucket=bucket, key=key, session_id=session.session_id, size=size, blocks=blocks
+        )
+        if wrong == "size":
+            body = replace(body, size=size + data.draw(st.sampled_from([1, -1, -size])))
+        elif wrong == "length":
+            blocks[-1] = replace(blocks[-1], length=101)
+            body = replace(body, size=sum(block.length for block in blocks))
+        elif wrong == "offset":
+            blocks[-1] = replace(blocks[-1], offset=blocks[-1].offset + 1)
+        elif wrong == "index":
+            blocks[0] = replace(blocks[0], bcs_id=-1)
+        elif wrong == "session":
+            body = replace(body, session_id=body.session_id + 256)
+        elif wrong == "bucket":
+            body = replace(body, bucket=self.place(data)[1])
+        elif wrong == "twice":
+            body = replace(body, blocks=[*blocks, replace(blocks[0], offset=size)], size=size + blocks[0].length)
+        elif wrong == "no blocks":
+            body = replace(body, blocks=[])
+        self.do(body, caller)
+
+    @precondition(lambda self: self.reserved)
+    @rule(data=st.data(), wrong=st.sampled_from(["", "", "", "session", "bucket", "no reservation"]))
+    def release_blocks(self, data, wrong):
+        volume, bucket, session = data.draw(st.sampled_from(self.reserved))
+        body = m.ReleaseBlocks(volume=volume, bucket=bucket, session_id=session.session_id)
+        if wrong == "session":
+            body = replace(body, session_id=body.session_id + 256)
+        elif wrong == "bucket":
+            body = replace(body, bucket=self.place(data)[1])
+        elif wrong == "no reservation" and self.opened:
+            body = replace(body, session_id=data.draw(st.sampled_from(self.opened))[3].session_id)
+        self.do(body)
+
+    @precondition(lambda self: self.reserved)
+    @rule(data=st.data(), body=st.sampled_from(["AllocateBlock", "CommitKey"]))
+    def open_a_reservation(self, data, body):
+        """No request about open keys reaches it."""
+        volume, bucket, session = data.draw(st.sampled_from(self.reserved))
+        more = {"size": 1, "blocks": [replace(session.blocks[0], length=1)]} if body == "CommitKey" else {}
+        self.do(getattr(m, body)(volume=volume, bucket=bucket, key="", session_id=session.session_id, **more))
 
     @rule(data=st.data(), key=KEYS)
     def delete_key(self, data, key):

@@ -7,6 +7,7 @@ have its owners and lists, and each reader may read the keys that it names, and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import settings
@@ -16,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from om_processors.errors import OMError
 from om_processors.namespace.access import ACCESS_RULES, Caller, require_on_key
 from schemas.codecs.codec import decode
-from schemas.column_families import BUCKET_TABLE, KEY_TABLE, PREFIX_TABLE, VOLUME_TABLE
+from schemas.column_families import BUCKET_TABLE, KEY_TABLE, OPEN_KEY_TABLE, PREFIX_TABLE, VOLUME_TABLE
 from schemas.records import identity as i
 from schemas.records import messages as m
 from schemas.records.identity import ProvenCaller
@@ -143,13 +144,53 @@ class RightsExecution(RuleBasedStateMachine):
 
     @rule(who=CALLERS, data=st.data())
     def commit_key(self, who, data):
-        there = [one for one, (_, volume, bucket, _) in self.model.sessions.items() if self.holds(volume, bucket)]
+        there = [
+            one for one, (_, volume, bucket, key) in self.model.sessions.items() if key and self.holds(volume, bucket)
+        ]
         if not there:
             return
         session = data.draw(st.sampled_from(there))
         _, volume, bucket, key = self.model.sessions[session]
         body = m.CommitKey(volume=volume, bucket=bucket, key=key, session_id=session, size=0)
         self.both(who, body, lambda: self.model.commit_key(who, body))
+
+    @rule(who=CALLERS, volume=VOLUMES, bucket=BUCKETS, count=st.sampled_from([1, 2, 3]))
+    def reserve_blocks(self, who, volume, bucket, count):
+        session = (self.world.index + 1) << 8 | 255
+        body = m.ReserveBlocks(volume=volume, bucket=bucket, count=count)
+        self.both(who, body, lambda: self.model.reserve(who, body, session))
+
+    def reservation(self, data) -> tuple[int, str, str] | None:
+        """Draw a reservation that there is, in a bucket that there is."""
+        there = [
+            (session, volume, bucket)
+            for session, (_, volume, bucket, key) in self.model.sessions.items()
+            if not key and self.holds(volume, bucket)
+        ]
+        return data.draw(st.sampled_from(there)) if there else None
+
+    @rule(who=CALLERS, data=st.data(), key=KEYS)
+    def commit_reserved(self, who, data, key):
+        found = self.reservation(data)
+        if found is None:
+            return
+        session, volume, bucket = found
+        row = decode(self.world.tables.tables[OPEN_KEY_TABLE][f"/{volume}/{bucket}//{session}".encode()])
+        assert len(row.blocks) == self.model.left[session]
+        body = m.CommitReserved(
+            volume=volume, bucket=bucket, key=key, session_id=session, size=1,
+            blocks=[replace(data.draw(st.sampled_from(row.blocks)), offset=0, length=1)],
+        )  # fmt: skip
+        self.both(who, body, lambda: self.model.commit_reserved(who, body))
+
+    @rule(who=CALLERS, data=st.data())
+    def release_blocks(self, who, data):
+        found = self.reservation(data)
+        if found is None:
+            return
+        session, volume, bucket = found
+        body = m.ReleaseBlocks(volume=volume, bucket=bucket, session_id=session)
+        self.both(who, body, lambda: self.model.release(who, body))
 
     def holds(self, volume: str, bucket: str) -> bool:
         return volume in self.model.volumes and bucket in self.model.volumes[volume].buckets

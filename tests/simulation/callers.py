@@ -44,18 +44,20 @@ from schemas.records.messages import (
     CreateKey,
     DeleteKey,
     PutKey,
+    ReleaseBlocks,
     RenameKey,
     Request,
     RequestBody,
+    ReserveBlocks,
     Response,
     SetBucketProperty,
 )
 from schemas.records.rows import Acl
 from schemas.result_codes import OVERLOADED, PERMISSION_DENIED
 from tests.simulation.broker import RequestPartition
-from tests.simulation.clients import BUCKETS, KEYS, VOLUME, Client
+from tests.simulation.clients import ABSENT, BUCKETS, KEYS, VOLUME, Client, commit_reserved
 from tests.simulation.cluster import START_MS, Node
-from tests.simulation.faults import Faults, actions_of
+from tests.simulation.faults import SETTLE, Faults, actions_of
 from tests.simulation.invariants import Invariants
 from tests.simulation.rights import GROUPS, ROOT, Entries, Refused, RightsModel, entries_of
 from tests.simulation.trace import Failure, run
@@ -75,6 +77,8 @@ CALLS = {
     "cancel_token": 12, "go_on": 180, "deliver": 90, "respond": 70,
 }  # fmt: skip
 """How often each occurs in a seed, beside what the other worlds do."""
+RESERVATIONS = 14
+"""How often a user asks for blocks, and thrice for something about them."""
 BEGINNING = [
     ("make_user", 0), ("make_user", 1), ("go_on", 15), ("deliver", 7), ("go_on", 15), ("respond", 3), ("respond", 3),
     ("go_on", 15), ("deliver", 7), ("go_on", 15), ("respond", 3),
@@ -262,6 +266,12 @@ class CallersTruth(Truth):
             said = super().expected(request, index, now_ms)
         if said == "OK":
             self.rights = trial
+            # Of what expires the rows are gone, and nobody is told whose they were.
+            trial.sessions = {
+                session: found
+                for session, found in trial.sessions.items()
+                if (*found[1:3], session) in self.model.sessions
+            }
         return said
 
     def _of_users(self, body: CreateUser | RotateUser | RemoveUser, index: int) -> str:
@@ -437,6 +447,16 @@ class CallerFaults(Faults):
         client = self.world.users[USERS[number % len(USERS)]]
         self.world.begin(client, _user_body(client, number // len(USERS)))
 
+    def reserve_as_user(self, number: int) -> None:
+        """A user reserves blocks, uses them or gives them back; some are another's. At times the bucket becomes his."""
+        world = self.world
+        user, number = world.users[USERS[number % len(USERS)]], number // len(USERS)
+        of, number = (user, user, user, world.users[USERS[0]], world.clients[0])[number % 5], number // 5
+        if number % 6 == 0:
+            world.begin(world.clients[0], SetBucketProperty(volume=VOLUME, bucket=BUCKETS[0], owner=user.user))
+        else:
+            world.begin(user, _reservation_body(of, number // 6))
+
     def give(self, number: int) -> None:
         """The operator, or a user, changes a list."""
         world = self.world
@@ -511,6 +531,24 @@ def _user_body(client: Client, pick: int) -> RequestBody:
     return SetBucketProperty(volume=VOLUME, bucket=bucket, owner=USERS[pick % 2])
 
 
+def _reservation_body(of: Client, pick: int) -> RequestBody:
+    """Choose what to ask for about a client's reservations.
+
+    It is right in itself: what is not is refused before rights are judged.
+    """
+    kind, pick = pick % 8, pick // 8
+    bucket, pick = BUCKETS[pick % 8 == 0], pick // 8
+    if kind < 2 or not of.reservations:
+        return ReserveBlocks(volume=VOLUME, bucket=bucket, count=1 + pick % 3)
+    place, pick = pick % len(of.reservations), pick // len(of.reservations)
+    where, given = of.reservations[place]
+    if kind < 3:
+        return ReleaseBlocks(volume=VOLUME, bucket=where, session_id=given.session_id)
+    name, pick = NAMES_OF_KEYS[pick % len(NAMES_OF_KEYS)], pick // len(NAMES_OF_KEYS)
+    blocks = given.blocks or [ABSENT]
+    return commit_reserved(given, where, name, [blocks[pick % len(blocks)]], 1 + pick % 9)
+
+
 def _list_body(pick: int) -> ChangeAcl:
     kind, pick = ("VOLUME", "BUCKET", "BUCKET", "KEY", "PREFIX")[pick % 5], pick // 5
     (type_, name), pick = WHO[pick % len(WHO)], pick // len(WHO)
@@ -532,6 +570,11 @@ def caller_actions(seed: int) -> list[Action]:
     for name, times in CALLS.items():
         for _ in range(times):
             actions.insert(rng.randrange(BEGUN + len(BEGINNING), len(actions)), (name, rng.getrandbits(24)))
+    begun = BEGUN + len(BEGINNING)
+    for place in sorted((rng.randrange(begun, len(actions)) for _ in range(RESERVATIONS)), reverse=True):
+        user = rng.randrange(len(USERS))
+        asked = [("reserve_as_user", rng.getrandbits(23) << 1 | user) for _ in range(4)]
+        actions[place:place] = [asked[0], *SETTLE, *asked[1:]]
     return actions
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from producers.requests.core.calls import Calls, Outcome, Policy
@@ -13,6 +13,7 @@ from schemas.records.datanode import Member
 from schemas.records.messages import (
     AllocateBlock,
     CommitKey,
+    CommitReserved,
     CreateBucket,
     CreateKey,
     CreatePipeline,
@@ -22,8 +23,10 @@ from schemas.records.messages import (
     DeleteVolume,
     KeySession,
     PutKey,
+    ReleaseBlocks,
     RenameKey,
     RequestBody,
+    ReserveBlocks,
     Response,
     RetirePipeline,
     SetBucketProperty,
@@ -46,6 +49,25 @@ DATANODES = ("dn1", "dn2", "dn3", "dn4")
 PARTITIONS = (0, 0, 0, 1, 1, 256)
 SIZES = (0, 1, 1000, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, 7, -1)
 INLINE_SIZES = (0, 1, 40, 1000, 7, 1, 16 * 1024, 16 * 1024 + 1)
+COUNTS = (1, 2, 3, 5, 64, 2, 0, 65)
+"""How many blocks are reserved."""
+LENGTHS = (1, 40, 1000, 1024 * 1024)
+
+
+ABSENT = BlockLocation(container_id=1, local_id=1, offset=0, length=1, pipeline="none")
+
+
+def commit_reserved(
+    given: KeySession, bucket: str, key: str, blocks: list[BlockLocation], length: int, surplus: bool = False
+) -> CommitReserved:
+    """Return what commits a key of so many bytes in each block; with ``surplus`` its size is one more."""
+    written = [
+        replace(block, offset=number * length, length=length, bcs_id=number + 1) for number, block in enumerate(blocks)
+    ]
+    return CommitReserved(
+        volume=VOLUME, bucket=bucket, key=key, session_id=given.session_id, size=length * len(blocks) + surplus,
+        blocks=written,
+    )  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +78,8 @@ class Client:
     skew_ms: int = 0
     calls: Calls = field(init=False)
     sessions: list[tuple[str, str, KeySession]] = field(default_factory=list)
+    reservations: list[tuple[str, KeySession]] = field(default_factory=list)
+    """Buckets, and what is left of reservations in them, as far as this client knows."""
     begun: int = 0
     ended: int = 0
 
@@ -74,9 +98,13 @@ class Client:
 
     def _done(self, body: RequestBody, outcome: Outcome) -> None:
         self.ended += 1
-        if isinstance(outcome, Response) and isinstance(outcome.result, KeySession) and isinstance(body, CreateKey):
-            self.sessions.append((body.bucket, body.key, outcome.result))
-            del self.sessions[:-MAX_SESSIONS]
+        if isinstance(outcome, Response) and isinstance(outcome.result, KeySession):
+            if isinstance(body, CreateKey):
+                self.sessions.append((body.bucket, body.key, outcome.result))
+                del self.sessions[:-MAX_SESSIONS]
+            elif isinstance(body, ReserveBlocks):
+                self.reservations.append((body.bucket, outcome.result))
+                del self.reservations[:-MAX_SESSIONS]
 
     def take(self, value: bytes, now_ms: int) -> None:
         """A response arrives."""
@@ -121,6 +149,29 @@ class Client:
         if kind < 87:
             return RenameKey(volume=VOLUME, bucket=bucket, from_key=key, to_key=KEYS[pick % len(KEYS)])
         return self._property(bucket, pick) if kind < 92 else self._fleet(pick)
+
+    def reservation_body(self, pick: int) -> RequestBody:
+        """Choose what to ask for about reservations: mostly keys with their blocks."""
+        kind, pick = pick % 16, pick // 16
+        bucket, pick = BUCKETS[pick % 8 == 0], pick // 8
+        if kind < 4 or not self.reservations:
+            return ReserveBlocks(volume=VOLUME, bucket=bucket, count=COUNTS[pick % len(COUNTS)])
+        place, pick = pick % len(self.reservations), pick // len(self.reservations)
+        where, given = self.reservations[place]
+        if kind < 6:
+            if pick % 3:  # else it will be used, or released, once more
+                del self.reservations[place]
+            return ReleaseBlocks(volume=VOLUME, bucket=where, session_id=given.session_id)
+        key, pick = KEYS[pick % len(KEYS)], pick // len(KEYS)
+        if kind < 7:  # of none that there is
+            wrong = replace(given, session_id=given.session_id + 256)
+            return commit_reserved(wrong, where, key, given.blocks[:1], 1)
+        blocks, left = given.blocks[: 1 + pick % 2], given.blocks[1 + pick % 2 :]
+        if kind > 7:  # else its blocks will be named once more
+            self.reservations[place] = where, replace(given, blocks=left)
+        if not left and kind > 8:  # else what is gone will be used
+            del self.reservations[place]
+        return commit_reserved(given, where, key, blocks or [ABSENT], LENGTHS[pick // 2 % 4], pick // 8 % 10 == 0)
 
     @staticmethod
     def _blocks(session: KeySession, size: int) -> list[BlockLocation]:

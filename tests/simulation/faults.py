@@ -59,9 +59,9 @@ from tests.support.replicated.kit import prune
 
 STEPS = 350
 SHARE_OF_FAULTS = 0.3
-FAMILIES_AT = {1: -4, 2: -4, 7: -1}
-"""How many of today's column families, from the end, software of an earlier level did not know; of the others: 2."""
 """How many of all kinds of faults a seed has."""
+FAMILIES_AT: dict[int, int | None] = {1: -4, 2: -4, 7: -1, 9: None}
+"""How many of today's column families, from the end, software of an earlier level did not know; of the others: 2."""
 
 SECOND_MS = 1000
 YEAR_MS = 365 * 24 * 3600 * SECOND_MS
@@ -90,6 +90,14 @@ FAULTS = {
 TRIMS = 8
 """How often a base is logged, and as often the log is trimmed, in a seed that has trimming at all: half of the seeds."""
 
+RESERVATIONS = 8
+"""How often a client asks for blocks, and thrice for something about them, in three seeds of four."""
+SETTLE = [
+    ("go_on", 15), ("deliver", 3), ("go_on", 15), ("deliver", 3), ("go_on", 15), ("respond", 3), ("respond", 3),
+    ("respond", 3),
+]  # fmt: skip
+"""A client most likely hears what has become of its request: one that knows of no reservation can use none."""
+
 DOOR_CHANGES = 12
 """How often the clients change doors, in a seed in which they do."""
 
@@ -111,11 +119,23 @@ def actions_of(seed: int, steps: int = STEPS) -> list[Action]:
         chosen.pop("damage_row", None)
     weights = ORDINARY | chosen
     names = rng.choices(list(weights), list(weights.values()), k=steps)
-    level = rng.choice((8, 8, 8, 8, 7, 6, 4, 3, 2, 1))
+    level = rng.choice((10, 10, 10, 9, 8, 7, 6, 4, 2, 1))
     prelude = [("begin_at_level", level)] if level < HIGHEST_LEVEL else []
     prelude += [("assign", 0), *[("go_on", 15)] * 3, ("deliver", 0), *[("go_on", 15)] * 2]
     prelude += [("call", 0), ("call", 0), ("go_on", 15), ("deliver", 7), ("go_on", 15)]
-    return prelude + with_doors(seed, with_trims(seed, [(name, rng.getrandbits(24)) for name in names]))
+    drawn = [(name, rng.getrandbits(24)) for name in names]
+    return prelude + with_reservations(seed, with_doors(seed, with_trims(seed, drawn)))
+
+
+def with_reservations(seed: int, actions: list[Action]) -> list[Action]:
+    """Let the clients reserve blocks, use them and give them back; drawn apart, as trimming is."""
+    rng = random.Random(f"reservations {seed}")
+    if rng.random() < 3 / 4:
+        for place in sorted((rng.randrange(len(actions)) for _ in range(RESERVATIONS)), reverse=True):
+            client = rng.randrange(2)
+            asked = [("reserve", rng.getrandbits(23) << 1 | client) for _ in range(4)]
+            actions[place:place] = [asked[0], *SETTLE, *asked[1:]]
+    return actions
 
 
 def with_doors(seed: int, actions: list[Action]) -> list[Action]:
@@ -162,6 +182,12 @@ class Faults:
         world = self.world
         client = world.clients[number % len(world.clients)]
         world.begin(client, client.body(number >> 2))
+
+    def reserve(self, number: int) -> None:
+        """A client reserves blocks, writes a key with some, or gives them back."""
+        client = self.world.clients[number % len(self.world.clients)]
+        if client.begun >= FIRST_CALLS:
+            self.world.begin(client, client.reservation_body(number // len(self.world.clients)))
 
     def flush(self, number: int) -> None:
         """A replica's table cache is written behind; without late validation there is nothing in it."""

@@ -104,6 +104,11 @@ class RightsModel:
     def __init__(self) -> None:
         self.volumes: dict[str, ListedVolume] = {}
         self.sessions: dict[int, tuple[str, str, str, str]] = {}
+        """Whose they are, and of what: a reservation's key has no name."""
+        self.left: dict[int, int] = {}
+        """How many blocks a reservation has."""
+        self.stale: set[int] = set()
+        """Sessions of buckets that were deleted: their rows are there, and of no use."""
 
     # ---- rights
 
@@ -163,9 +168,15 @@ class RightsModel:
             case m.CreateKey():
                 self.create_key(who, body.volume, body.bucket, body.key, index << 8 | 255)
             case m.AllocateBlock():
-                self.need_of_session(who, body)
+                self.need_of_session(who, body, body.key)
             case m.CommitKey():
                 self.commit_key(who, body)
+            case m.ReserveBlocks():
+                self.reserve(who, body, index << 8 | 255)
+            case m.CommitReserved():
+                self.commit_reserved(who, body)
+            case m.ReleaseBlocks():
+                self.release(who, body)
             case m.DeleteKey():
                 self.delete_key(who, body.volume, body.bucket, body.key)
             case m.RenameKey():
@@ -210,6 +221,7 @@ class RightsModel:
         self.need_on_bucket(who, volume, bucket, DELETE)
         refuse_if(bool(self.bucket(volume, bucket).keys), "BUCKET_NOT_EMPTY")
         del self.volumes[volume].buckets[bucket]
+        self.stale |= {session for session, found in self.sessions.items() if found[1:3] == (volume, bucket)}
 
     def put_key(self, who: str, volume: str, bucket: str, key: str) -> None:
         self.need_to_write(who, volume, bucket, key)
@@ -227,21 +239,43 @@ class RightsModel:
         self.need_to_write(who, volume, bucket, key)
         self.sessions[session] = (who, volume, bucket, key)
 
-    def need_of_session(self, who: str, body: m.CommitKey | m.AllocateBlock) -> tuple[str, str, str, str] | None:
+    def need_of_session(
+        self, who: str, body: m.CommitKey | m.AllocateBlock | m.CommitReserved | m.ReleaseBlocks, key: str
+    ) -> tuple[str, str, str, str] | None:
         """Return the session, which must be the caller's unless the bucket is; None if there is none."""
         self.bucket(body.volume, body.bucket)
         found = self.sessions.get(body.session_id)
-        if found is None or found[1:] != (body.volume, body.bucket, body.key):
+        if found is None or found[1:] != (body.volume, body.bucket, key):
             return None
         refuse_if(found[0] != who and not self.owns(who, body.volume, body.bucket))
         return found
 
     def commit_key(self, who: str, body: m.CommitKey) -> None:
-        found = self.need_of_session(who, body)
+        found = self.need_of_session(who, body, body.key)
         self.need_to_write(who, body.volume, body.bucket, body.key)
-        refuse_if(found is None, "KEY_NOT_FOUND")
+        refuse_if(found is None or body.session_id in self.stale, "KEY_NOT_FOUND")
         assert found is not None
         self.write(*found)
+        del self.sessions[body.session_id]
+
+    def reserve(self, who: str, body: m.ReserveBlocks, session: int) -> None:
+        self.need_on_bucket(who, body.volume, body.bucket, CREATE)
+        self.sessions[session] = (who, body.volume, body.bucket, "")
+        self.left[session] = body.count
+
+    def commit_reserved(self, who: str, body: m.CommitReserved) -> None:
+        """What it names are blocks of the reservation."""
+        found = self.need_of_session(who, body, "")
+        self.need_to_write(who, body.volume, body.bucket, body.key)
+        refuse_if(found is None or body.session_id in self.stale, "KEY_NOT_FOUND")
+        self.write(who, body.volume, body.bucket, body.key)
+        self.left[body.session_id] -= len(body.blocks)
+        if not self.left[body.session_id]:
+            del self.sessions[body.session_id]
+
+    def release(self, who: str, body: m.ReleaseBlocks) -> None:
+        found = self.need_of_session(who, body, "")
+        refuse_if(found is None or body.session_id in self.stale, "KEY_NOT_FOUND")
         del self.sessions[body.session_id]
 
     def delete_key(self, who: str, volume: str, bucket: str, key: str) -> None:

@@ -26,7 +26,8 @@ WANTED = (
     "forged", "let through: operator", "let through: user", "at the gate: PERMISSION_DENIED", "rights: user denied",
     "rights: user not denied", "lists compared", "CreateUser: OK", "RemoveUser: OK", "ChangeAcl: OK", "ChangeAcl: refused",
     "RotateUser: OK", "let through: former secret", "GetDelegationToken: OK", "let through: token",
-    "CancelDelegationToken: OK", "CancelDelegationToken: refused",
+    "CancelDelegationToken: OK", "CancelDelegationToken: refused", "ReserveBlocks: OK", "CommitReserved: OK",
+    "CommitReserved: refused", "ReleaseBlocks: OK",
 )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ SEEDS = 25
 ROUNDS = 70
 SETTLE = [("go_on", 15), ("deliver", 3), ("go_on", 15), ("deliver", 3), ("go_on", 15), ("respond", 3), ("respond", 3)]
 BEGUN: list[Action] = [("assign", 0), *SETTLE, ("call", 0), ("call", 0), *SETTLE]
-REQUESTS = {"churn": 14, "snapshot": 6, "purge": 3, "purge_snapshots": 2, "expire_open_keys": 1}
+REQUESTS = {"churn": 14, "snapshot": 6, "purge": 3, "purge_snapshots": 2, "expire_open_keys": 1, "reserve": 5}
 FAULTS = {
     "clean_up": 12, "flush": 4, "set_mode": 4, "crash": 3, "power_failure": 2, "crash_in_a_write": 3, "restart": 20, "rebalance": 8,
     "assign": 1, "zombie": 1, "lose_report": 1, "append_twice": 1, "pause": 1, "wake": 3,
@@ -59,6 +59,7 @@ def test_a_cluster_that_is_busy_with_snapshots():
     for what in (
         "CreateSnapshot: OK", "DeleteSnapshot: OK", "RenameSnapshot: OK", "PurgeSnapshots: OK", "checkpoint compared",
         "versions kept for snapshots", "crash", "power failure", "crash in a write", "PurgeSnapshots: late",
+        "CommitReserved: OK", "ReleaseBlocks: OK", "reservations compared",
     ):  # fmt: skip
         assert seen[what], what
 

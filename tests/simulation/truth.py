@@ -73,7 +73,7 @@ SEEDS = {name: xxh64_intdigest(name.encode(), 42) for name in OM_COLUMN_FAMILIES
 MASK = (1 << 64) - 1
 SIGN = 1 << 63
 
-HIGHEST_LEVEL = 9
+HIGHEST_LEVEL = 10
 OPERATORS_LEVEL = 2
 """From this level on operators have their commands; to restart digests and to raise the level they have at every one."""
 REQUEST_LEVELS = {
@@ -81,6 +81,7 @@ REQUEST_LEVELS = {
     "DeleteSnapshot": 7, "RenameSnapshot": 7, "SetSnapshotProperty": 7, "PurgeSnapshots": 7,
     "PutKey": 8,
     "CreateUser": 9, "RotateUser": 9, "RemoveUser": 9, "GetDelegationToken": 9, "RenewDelegationToken": 9, "CancelDelegationToken": 9, "ChangeAcl": 9,
+    "ReserveBlocks": 10, "CommitReserved": 10, "ReleaseBlocks": 10,
 }  # fmt: skip
 """Levels that requests, and their modes, belong to."""
 CONTROL = (Members, FeatureLevel, Prepared, Mode)
@@ -95,7 +96,8 @@ def _gist(cf: str, row: Any) -> Any:
     if isinstance(row, SnapshotInfo):
         return row.snapshot, row.state, row.index, row.referenced_bytes, row.referenced_keys, row.properties
     if isinstance(row, KeyInfo):
-        return len(row.blocks) if cf == "deletedTable" else row.size
+        size = row.size, len(row.blocks)
+        return {"deletedTable": size[1], "openKeyTable": size}.get(cf, row.size)
     return row.state
 
 
@@ -391,10 +393,8 @@ class Truth:
             },
             "datanodeTable": {name.encode(): state for name, state in self.model.datanodes.items()},
         }  # fmt: skip
-        made["openKeyTable"] = {
-            f"/{volume}/{bucket}/{one.name}/{session_id}".encode(): one.key.size
-            for (volume, bucket, session_id), one in self.model.sessions.items()
-        }
+        made["openKeyTable"] = {key: (one.size, one.blocks) for key, one in self.model.open_rows().items()}
+        self.seen["reservations compared"] += sum(not one.name for one in self.model.sessions.values())
         for volume, its in self.model.volumes.items():
             for bucket, here in its.buckets.items():
                 made["keyTable"] |= {f"/{volume}/{bucket}/{key}".encode(): one.size for key, one in here.keys.items()}

@@ -3,13 +3,14 @@
 A client that writes many small keys reserves blocks for them in advance. Each key is then one request when its block is
 written, where CreateKey and CommitKey are two. Rules:
 
-- A reservation is a row of openKeyTable, as an open key's is, but without a key's name; no key can have an empty one.
-  Its object id and session are those of its ReserveBlocks. So it expires as an open key does, and its blocks are
-  reclaimed as those of one.
+- A reservation is a row of openKeyTable, as an open key's is, but without a key's name; no key can have an empty
+  one. Its object id and session are those of its ReserveBlocks. So it expires as an open key does, and its blocks
+  are reclaimed as those of one.
 - Its blocks are of one pipeline, because only such blocks travel together (decision 0067), and each has room for a
   small file (SMALL_FILE_BYTES).
 - CommitReserved takes the blocks that it names out of the reservation. The key is a new object, with the request's
-  object id. Owner, creation time, quota and usage are those that CreateKey and CommitKey of the same size would come to.
+  object id. Owner, creation time, quota and usage are those that CreateKey and CommitKey of the same size and caller
+  would come to.
 - The last blocks take the row with them. ReleaseBlocks ends it earlier.
 - A reservation counts against the quota in bytes by itself, as each session does, with the length of all its blocks.
 """

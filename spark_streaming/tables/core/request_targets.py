@@ -147,7 +147,7 @@ class _Targets:
                 target.row, target.at = row, at
                 target.key, target.to_key = (target.key, row.key) if target.removes_key else (row.key, None)
             elif target.at < 0:  # else it is what is left of a reservation from which the key has its blocks
-                target.key = row.key
+                target.key = row.key or None  # a reservation has no key's name
 
     def _put_snapshot(self, operation: Put, target: RequestTarget) -> None:
         row = decode_as(SnapshotInfo, operation.value)

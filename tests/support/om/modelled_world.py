@@ -108,7 +108,10 @@ class ModelledWorld:
 
     def assert_nothing_is_left_behind(self) -> None:
         rows = self.world.tables.tables
-        assert len(rows[OPEN_KEY_TABLE]) == len(self.model.sessions)
+        opened = {key: decode(value) for key, value in rows[OPEN_KEY_TABLE].items()}
+        assert {
+            key: (row.size, row.owner, len(row.blocks), row.modification_time_ms) for key, row in opened.items()
+        } == {key: (one.size, one.owner, one.blocks, one.modified_ms) for key, one in self.model.open_rows().items()}
         assert rows[INLINE_TABLE] == self.model.inline_rows()
         buckets = sum(len(volume.buckets) for volume in self.model.volumes.values())
         assert len(rows[USAGE_TABLE]) == 2 * (len(self.model.volumes) + buckets)

@@ -14,6 +14,10 @@ from schemas.records import messages as m
 
 INLINE = 16 * 1024
 """Most bytes of an inline key."""
+SMALL = 1024 * 1024
+"""Most bytes of a reserved block."""
+RESERVED = 64
+"""Most blocks of a reservation, and of a key from one."""
 BLOCK = 100
 """Size of a block in the tests that execute requests without a service."""
 PREALLOCATED = 64
@@ -46,6 +50,8 @@ class Session:
     first: int
     named: set[tuple[int, int]] = field(default_factory=set)
     """Its blocks' containers and ids, as it was answered; asked for only where blocks are on datanodes."""
+    left: dict[int, int] = field(default_factory=dict)
+    """Of a reservation, which has no name: the lengths of the blocks that no key has taken, by their ids."""
 
     def used_by(self, size: int) -> int:
         """Return how many blocks hold the first ``size`` bytes."""
@@ -125,10 +131,10 @@ class Model:
         """Rows of deletedTable, by their key: how many blocks each leaves to be deleted."""
         self.retired: dict[bytes, Retired] = {}
         """The same rows: what they were."""
-        self.level = 9
+        self.level = 10
         """What the shard may do: pipelines and datanodes from level 3 on, open keys expire from level 4 on, a quota bounds what is allocated from
         level 5 on, pipelines are opened again from level 6 on, buckets have snapshots from level 7 on, keys are inline from level 8
-        on."""
+        on, blocks are reserved from level 10 on."""
         self.pipelines: dict[int, tuple[list[str], str, int]] = {}
         self.datanodes: dict[str, str] = {}
 
@@ -151,9 +157,12 @@ class Model:
         return buckets[body.bucket]
 
     def session(self, body) -> Session:
-        bucket = self.bucket(body)
+        """Return an open key; a request without a key's name is about a reservation."""
+        bucket, name = self.bucket(body), getattr(body, "key", "")
+        if isinstance(body, m.CommitReserved):
+            name = ""
         session = self.sessions.get((body.volume, body.bucket, body.session_id))
-        found = session is not None and session.name == body.key and session.bucket_born == bucket.born
+        found = session is not None and session.name == name and session.bucket_born == bucket.born
         refuse_unless(found, "KEY_NOT_FOUND")
         assert session is not None
         return session
@@ -386,6 +395,7 @@ class Model:
         return blocks
 
     def AllocateBlock(self, body: m.AllocateBlock, caller: str, index: int, now_ms: int) -> int:
+        refuse_unless(body.key != "", "INVALID_KEY_NAME")
         session = self.session(body)
         bucket, length = self.bucket(body), self.block_bytes
         self.fits(bucket, body.key, session.key.size)
@@ -403,6 +413,7 @@ class Model:
         return 1
 
     def CommitKey(self, body: m.CommitKey, caller: str, index: int, now_ms: int) -> None:
+        refuse_unless(body.key != "", "INVALID_KEY_NAME")
         refuse_unless(body.size >= 0, "INVALID_REQUEST")
         refuse_unless(not self.on_datanodes or not body.size or bool(body.blocks), "INVALID_REQUEST")
         refuse_unless(not self.on_datanodes or all(block.bcs_id for block in body.blocks), "INVALID_REQUEST")
@@ -441,6 +452,62 @@ class Model:
         if replaced:
             self.retire(body, replaced.born, replaced.blocks, index)
         bucket.keys[body.key] = Key(size, owner, 0, created_ms, now_ms, index, body.data)
+
+    # ---- reservations
+
+    def ReserveBlocks(self, body: m.ReserveBlocks, caller: str, index: int, now_ms: int) -> int:
+        refuse_unless(1 <= body.count <= RESERVED, "INVALID_REQUEST")
+        self.needs(10)
+        bucket, length = self.bucket(body), min(self.block_bytes, SMALL)
+        within = bucket.used() + body.count * length <= bucket.bytes_quota
+        refuse_unless(bucket.bytes_quota == -1 or within, "QUOTA_EXCEEDED")
+        self.sessions[body.volume, body.bucket, index << 8 | 255] = Session(
+            "", Key(0, caller, body.count, now_ms, now_ms, index), bucket.born, [length] * body.count, body.count,
+            left={index << 8 | number: length for number in range(1, body.count + 1)},
+        )  # fmt: skip
+        return body.count
+
+    def CommitReserved(self, body: m.CommitReserved, caller: str, index: int, now_ms: int) -> None:
+        refuse_unless(body.key != "" and not (body.key + "/").startswith(".snapshot/"), "INVALID_KEY_NAME")
+        refuse_unless(body.replication == "RATIS/THREE", "INVALID_REQUEST")
+        refuse_unless(body.size > 0 and 1 <= len(body.blocks) <= RESERVED, "INVALID_REQUEST")
+        refuse_unless(not self.on_datanodes or all(block.bcs_id for block in body.blocks), "INVALID_REQUEST")
+        self.needs(10)
+        session, bucket = self.session(body), self.bucket(body)
+        ends = [sum(block.length for block in body.blocks[:count]) for count in range(len(body.blocks) + 1)]
+        named = [block.local_id for block in body.blocks]
+        refuse_unless(len(set(named)) == len(named) and set(named) <= session.left.keys(), "INVALID_REQUEST")
+        if self.on_datanodes:
+            places = {(block.container_id, block.local_id) for block in body.blocks}
+            refuse_unless(places <= session.named, "INVALID_REQUEST")
+        for block, offset in zip(body.blocks, ends, strict=False):
+            fitting = 0 < block.length <= session.left[block.local_id] and block.offset == offset
+            refuse_unless(fitting and block.bcs_id >= 0, "INVALID_REQUEST")
+        refuse_unless(ends[-1] == body.size, "INVALID_REQUEST")
+        self.fits(bucket, body.key, body.size)
+        replaced = bucket.keys.get(body.key)
+        owner, created_ms = (replaced.owner, replaced.created_ms) if replaced else (caller, now_ms)
+        if replaced:
+            self.retire(body, replaced.born, replaced.blocks, index)
+        bucket.keys[body.key] = Key(body.size, owner, len(named), created_ms, now_ms, index)
+        for local_id in named:
+            del session.left[local_id]
+        session.key.blocks = len(session.left)
+        if not session.left:
+            del self.sessions[body.volume, body.bucket, body.session_id]
+
+    def ReleaseBlocks(self, body: m.ReleaseBlocks, caller: str, index: int, now_ms: int) -> None:
+        self.needs(10)
+        key = self.session(body).key
+        self.leave((body.volume, body.bucket), "", key.born, key.blocks, index, committed=False)
+        del self.sessions[body.volume, body.bucket, body.session_id]
+
+    def open_rows(self) -> dict[bytes, Key]:
+        """Return what openKeyTable holds: open keys and reservations."""
+        return {
+            f"/{volume}/{bucket}/{one.name}/{session_id}".encode(): one.key
+            for (volume, bucket, session_id), one in self.sessions.items()
+        }
 
     def inline_rows(self) -> dict[bytes, bytes]:
         """Return what inlineTable holds."""

@@ -16,17 +16,21 @@ from schemas.records.log import Genesis, Tick
 from schemas.records.messages import (
     FLEET_REQUESTS,
     LEADER_REQUESTS,
+    RESERVATION_REQUESTS,
     SHARD_COMMANDS,
     SNAPSHOT_REQUESTS,
+    CommitReserved,
     CreateVolume,
     ExpireOpenKeys,
     PreparedRequest,
     PurgeBlocks,
     PutKey,
+    ReleaseBlocks,
     Request,
     RequestBody,
+    ReserveBlocks,
 )
-from schemas.records.rows import Acl, KeyInfo
+from schemas.records.rows import Acl, BlockLocation, KeyInfo
 
 HISTORY = Path(schemas.__file__).parent / "history"
 GENESIS = Genesis(
@@ -50,7 +54,7 @@ def test_every_version_of_every_schema_has_a_level(folder: Path):
 
 
 def test_only_later_requests_are_tied_to_a_level():
-    later = {*SHARD_COMMANDS, *FLEET_REQUESTS, *LEADER_REQUESTS, *SNAPSHOT_REQUESTS, PutKey}
+    later = {*SHARD_COMMANDS, *FLEET_REQUESTS, *LEADER_REQUESTS, *SNAPSHOT_REQUESTS, *RESERVATION_REQUESTS, PutKey}
     assert set(features.COMMANDS) <= later | {*USER_REQUESTS, *TOKEN_REQUESTS, ChangeAcl}
     assert features.level_of_command(CreateVolume(volume="v")) == features.INITIAL
 
@@ -79,7 +83,7 @@ def request(body: RequestBody) -> Request:
 def test_until_finalize_older_software_reads_the_requests_of_the_log(body: RequestBody):
     """What a RequestBatch holds at a level is written with that level's schema."""
     level = features.level_of_command(body)
-    for at, version in ((level, features.version_at("Request", level)), (features.LATEST, 7)):
+    for at, version in ((level, features.version_at("Request", level)), (features.LATEST, 8)):
         value = encode_at(request(body), at)
         assert value[2:10] == registry.version("Request", version).fingerprint
         assert decode(value) == request(body)
@@ -143,6 +147,32 @@ def test_below_its_level_neither_lists_nor_standings_are_written():
     )
     assert decode(encode_at(prepared, features.SMALL_OBJECTS)).standing is None
     assert decode(encode_at(prepared, features.ACCESS_CONTROL)) == prepared
+
+
+BLOCK = BlockLocation(container_id=1, local_id=2, offset=0, length=3, pipeline="p", bcs_id=4)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ReserveBlocks(volume="v", bucket="b", count=64),
+        CommitReserved(volume="v", bucket="b", key="k", session_id=5, size=3, blocks=[BLOCK], metadata={"a": "b"}),
+        ReleaseBlocks(volume="v", bucket="b", session_id=5),
+    ],
+    ids=lambda body: type(body).__name__,
+)
+def test_block_reservations_are_of_their_own_level(body: RequestBody):
+    kind = type(body).__name__
+    assert features.level_of_command(body) == features.level_of_type(kind) == features.BLOCK_RESERVATIONS
+    assert decode(encode_at(request(body), features.BLOCK_RESERVATIONS)) == request(body)
+    with pytest.raises(Unencodable):
+        encode_at(request(body), features.ACCESS_CONTROL)
+
+
+def test_block_reservations_brought_requests_alone():
+    """A reservation is a row of openKeyTable as software of the level before reads it."""
+    brought = {name for name, levels in features.VERSIONS.items() if features.BLOCK_RESERVATIONS in levels}
+    assert brought == {"Request"}
 
 
 def test_an_unknown_version():

@@ -31,7 +31,7 @@ def test_operators_leaders_and_the_fleets_requests_are_privileged_and_no_others(
         "CreateVolume", "SetVolumeProperty", "DeleteVolume", "CreateBucket", "SetBucketProperty", "DeleteBucket", "CreateKey",
         "AllocateBlock", "CommitKey", "PutKey", "DeleteKey", "RenameKey", "CreateSnapshot", "DeleteSnapshot",
         "RenameSnapshot", "SetSnapshotProperty", "GetDelegationToken", "RenewDelegationToken",
-        "CancelDelegationToken", "ChangeAcl",
+        "CancelDelegationToken", "ChangeAcl", "ReserveBlocks", "CommitReserved", "ReleaseBlocks",
     }  # fmt: skip
 
 

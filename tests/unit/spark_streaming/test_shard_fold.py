@@ -9,12 +9,14 @@ from random import Random
 
 import pytest
 
+from om_processors.execution.requests.blocks import reserve
 from om_processors.namespace import ids
+from om_processors.namespace.context import Contexts
 from schemas.codecs.codec import decode, decode_as, encode
-from schemas.column_families import BUCKET_TABLE, KEY_TABLE, USAGE_TABLE
+from schemas.column_families import BUCKET_TABLE, KEY_TABLE, OPEN_KEY_TABLE, USAGE_TABLE
 from schemas.records import messages as m
 from schemas.records.log import LATE_MODE, LEADER_MODE, Batch, Delete, Put
-from schemas.records.rows import BucketInfo, KeyInfo
+from schemas.records.rows import BlockLocation, BucketInfo, KeyInfo
 from spark_streaming.tables.core.positions import latest, plain_position, position_from
 from spark_streaming.tables.core.shard_fold import (
     GROWTH,
@@ -28,7 +30,7 @@ from spark_streaming.tables.core.shard_fold import (
 )
 from spark_streaming.tables.core.usage_changes import HOUR_MS, number
 from tests.support.logs.logbuilder import REPLICAS, LogBuilder
-from tests.support.om.late_world import START_MS, LateWorld
+from tests.support.om.late_world import PIPELINES, START_MS, LateWorld
 
 STEPS = 400
 KEY_NAMES = [f"deep/key{n}" for n in range(6)] + ["ключ", "a#b"]
@@ -36,7 +38,7 @@ BUCKETS = ["bucket1", "bucket1", "bucket2"]
 
 InBucket = (
     m.CreateKey | m.CommitKey | m.DeleteKey | m.RenameKey | m.CreateSnapshot | m.DeleteSnapshot | m.RenameSnapshot
-    | m.CreateBucket | m.DeleteBucket | m.SetBucketProperty
+    | m.CreateBucket | m.DeleteBucket | m.SetBucketProperty | m.ReserveBlocks | m.CommitReserved | m.ReleaseBlocks
 )  # fmt: skip
 Keys = dict[tuple[str, str, str], tuple[KeyInfo, int]]
 
@@ -68,6 +70,7 @@ class Walk:
         self.world = LateWorld(force=LEADER_MODE)
         self.asked: dict[int, InBucket] = {}
         self.opened: list[tuple[int, str, str]] = []
+        self.reserved: list[tuple[int, str, list[BlockLocation]]] = []
         self.world.do(m.CreateVolume(volume="vol1"))
         for bucket in ("bucket1", "bucket2"):
             self.world.do(m.CreateBucket(volume="vol1", bucket=bucket))
@@ -77,9 +80,18 @@ class Walk:
         bucket = pick(BUCKETS)
         place = {"volume": "vol1", "bucket": bucket}
         kind = self.random.choices(
-            ["create", "commit", "delete", "rename", "snapshot", "unsnapshot", "resnapshot", "drop", "make", "set"],
-            [30, 30, 12, 12, 2, 2, 2, 1, 2, 2],
-        )[0]
+            ["create", "commit", "delete", "rename", "snapshot", "unsnapshot", "resnapshot", "drop", "make", "set",
+             "reserve", "use", "release"],
+            [30, 30, 12, 12, 2, 2, 2, 1, 2, 2, 8, 20, 2],
+        )[0]  # fmt: skip
+        if kind in ("use", "release") and self.reserved:
+            session, opened_in, blocks = pick(self.reserved)
+            if kind == "release":
+                return m.ReleaseBlocks(volume="vol1", bucket=opened_in, session_id=session)
+            written = [replace(blocks.pop() if len(blocks) > 1 else blocks[0], offset=0, length=7)]
+            return m.CommitReserved(
+                volume="vol1", bucket=opened_in, key=pick(KEY_NAMES), session_id=session, size=7, blocks=written
+            )
         if kind == "commit" and self.opened:
             session, opened_in, key = pick(self.opened)
             size = self.random.choice([0, 1, 5_000, 70_000])
@@ -91,6 +103,7 @@ class Walk:
             "snapshot": m.CreateSnapshot(**place, snapshot=pick(["snap1", "snap2"])),
             "unsnapshot": m.DeleteSnapshot(**place, snapshot=pick(["snap1", "snap2"])),
             "resnapshot": m.RenameSnapshot(**place, snapshot="snap1", to="snap2"),
+            "reserve": m.ReserveBlocks(**place, count=pick([1, 2, 4])),
             "drop": m.DeleteBucket(**place),
             "make": m.CreateBucket(volume="vol1", bucket=bucket),
             "set": m.SetBucketProperty(volume="vol1", bucket=bucket, quota_in_namespace=pick([-1, 1000])),
@@ -104,6 +117,10 @@ class Walk:
         self.asked[index] = body
         if isinstance(body, m.CreateKey):
             self.opened.append((ids.session_id(ids.object_id(0, index)), body.bucket, body.key))
+        elif isinstance(body, m.ReserveBlocks):
+            object_id = ids.object_id(0, index)
+            given = reserve(Contexts(shard=0, shards=1, pipelines=PIPELINES).at(0, index), object_id, body.count)
+            self.reserved.append((ids.session_id(object_id), body.bucket, given))
         draw = self.random.random()
         if draw < 0.1:
             self.world.settle()
@@ -156,6 +173,9 @@ def test_each_effective_request_is_told_once_with_what_it_was_asked(walk: Walk):
             continue
         kinds.add(type(body).__name__)
         target = one.target
+        if isinstance(body, m.ReleaseBlocks):
+            assert (target.volume, target.key, target.row, target.at) == (None, None, None, -1), "as of an expiry"
+            continue
         assert (target.volume, target.bucket) == (body.volume, body.bucket)
         if isinstance(body, m.RenameKey):
             assert (target.key, target.to_key, target.removes_key) == (body.from_key, body.to_key, True)
@@ -167,11 +187,14 @@ def test_each_effective_request_is_told_once_with_what_it_was_asked(walk: Walk):
             assert target.snapshot == body.snapshot
         elif isinstance(body, m.DeleteKey):
             assert (target.key, target.removes_key, target.row) == (body.key, True, None)
-        elif isinstance(body, m.CommitKey | m.CreateKey):
+        elif isinstance(body, m.CommitKey | m.CreateKey | m.CommitReserved):
             assert (target.key, target.to_key, target.removes_key) == (body.key, None, False)
-            assert (target.row is not None) == isinstance(body, m.CommitKey)
+            assert (target.row is not None) == isinstance(body, m.CommitKey | m.CommitReserved)
+        elif isinstance(body, m.ReserveBlocks):
+            assert (target.key, target.to_key, target.removes_key, target.row) == (None, None, False, None)
     assert kinds >= {"CreateKey", "CommitKey", "DeleteKey", "RenameKey", "CreateSnapshot", "RenameSnapshot",
-                     "DeleteSnapshot", "SetBucketProperty"}  # fmt: skip
+                     "DeleteSnapshot", "SetBucketProperty", "ReserveBlocks", "CommitReserved",
+                     "ReleaseBlocks"}  # fmt: skip
 
 
 def test_the_usage_is_the_counters_of_the_leader_and_the_sum_of_the_keys(walk: Walk):
@@ -236,6 +259,15 @@ def key_row(log: LogBuilder, key: str, size: int = 3) -> Put:
     return log.put(KEY_TABLE, f"/v/b/{key}".encode(), encode(info))
 
 
+def reservation_row(log: LogBuilder) -> Put:
+    info = KeyInfo(
+        volume="v", bucket="b", key="", owner="ann", object_id=256, update_id=log.index + 1, size=0, replication="",
+        blocks=[BlockLocation(container_id=1, local_id=257, offset=0, length=9, pipeline="p")], metadata={},
+        creation_time_ms=START_MS, modification_time_ms=START_MS,
+    )  # fmt: skip
+    return log.put(OPEN_KEY_TABLE, b"/v/b//511", encode(info))
+
+
 def key_gone(log: LogBuilder, key: str) -> Delete:
     return log.delete(KEY_TABLE, f"/v/b/{key}".encode())
 
@@ -268,6 +300,21 @@ def test_a_deletion_that_no_known_request_explains_is_told_without_one():
     assert {name for _, _, name in keys_after(operations)} == {"two", "three"}
     strangers = [one for one in operations if one.answer is None]
     assert [(one.index, one.target.key, one.target.removes_key) for one in strangers] == [(3, "one", True)]
+
+
+def test_a_key_from_a_reservation_is_named_and_the_reservation_is_not():
+    """What a commit leaves of a reservation is a row of the same request, before or behind the key's."""
+    log = LogBuilder().start()
+    log.batch(reservation_row(log))
+    for name, first in (("one", True), ("two", False)):
+        operations = [reservation_row(log), key_row(log, name)]
+        log.batch(*(operations if first else reversed(operations)))
+    _, told = fold_of(log.values)
+    assert [(one.index, one.target.volume, one.target.bucket, one.target.key) for one in told] == [
+        (1, "v", "b", None), (2, "v", "b", "one"), (3, "v", "b", "two"),
+    ]  # fmt: skip
+    assert [(one.target.at, one.target.row is not None) for one in told] == [(-1, False), (1, True), (0, True)]
+    assert {place for _, _, place in keys_after(told)} == {"one", "two"}
 
 
 def test_an_answer_that_cannot_be_decoded_is_told_as_such():
