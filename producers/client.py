@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, overload
@@ -149,7 +150,7 @@ class Client:
     def _join(self, pipeline: RequestEngine, reads: Reads, streams: StreamOptions | None) -> None:
         self.pipeline = pipeline
         self.reads = reads
-        self.streams = KeyStreams(reads, streams, pipeline.spans, pipeline.tls)
+        self.streams = KeyStreams(reads, streams, pipeline.spans, pipeline.tls, together=pipeline.together)
         """Access to the datanodes, shared by all keys that are opened as files."""
         self.close_timeout_ms = CLOSE_TIMEOUT_MS
         """How long the end of a ``with`` block waits for calls in flight."""
@@ -200,6 +201,18 @@ class Client:
 
         self.pipeline.submit(body, done)
         return future
+
+    def together(self) -> AbstractContextManager[None]:
+        """Have the requests that this thread submits in the block leave together, at its end.
+
+        They then reach a leader as one message if they are of one shard, and usually become one entry of its log. Do
+        not wait for an answer in the block.
+
+        >>> from schemas.records.messages import DeleteKey
+        >>> with client.together():  # doctest: +SKIP
+        ...     futures = [client.submit(DeleteKey(volume="vol1", bucket="bucket1", key=f"{n}")) for n in range(9)]
+        """
+        return self.pipeline.together()
 
     def submit_with(self, body: RequestBody, done: Done) -> None:
         """Send a request; ``done`` is called with the response or the exception. This is cheaper than a future.

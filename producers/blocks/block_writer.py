@@ -39,7 +39,7 @@ from producers.blocks.core.topology import nearest_first, spanning_tree
 from producers.blocks.datanode_connection import PROBE_TIMEOUT_MS
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.datanodes import Datanodes
-from producers.blocks.small_blocks import SmallBlocks
+from producers.blocks.small_blocks import Follow, SmallBlocks
 from producers.blocks.stream_options import CommitWay, StreamOptions
 from producers.errors import DatanodeError
 from schemas.records.datanode import BlockCommitted, OpenStream
@@ -57,11 +57,12 @@ class BlockWriter:
         self, location: BlockLocation, pipeline: PipelineView, datanodes: Datanodes, options: StreamOptions,
         *, failing: set[str] | None = None, still: Callable[[object], None] = lambda _: None,
         look_again: Callable[[], PipelineView] | None = None, small: SmallBlocks | None = None,
-        tokens: TokenSource = NO_TOKENS,
+        tokens: TokenSource = NO_TOKENS, follow: Follow | None = None,
     ) -> None:  # fmt: skip
         """``still`` is called with what is waited for, and may raise to end the wait; ``look_again`` finds the
         datanodes now. ``small`` writes blocks that stay small; without it each block is a stream. ``tokens`` has what
-        allows the block to be written.
+        allows the block to be written. ``follow`` is begun if the block is written in one exchange: :meth:`finish`
+        then returns at its end.
         """
         self.location = location
         self._tokens = tokens
@@ -72,6 +73,7 @@ class BlockWriter:
         """How often a stream was resumed."""
         self._still = still
         self._look_again = look_again
+        self._follow = follow
         self._small = small if options.commit_way != CommitWay.THROUGH_LOG else None
         self._datanodes = datanodes
         self._options = options
@@ -192,7 +194,9 @@ class BlockWriter:
             token = self._tokens.of(self._block)
         except DatanodeError:
             return False
-        bcs_id = small.write(self.location, self.pipeline, data, checksums, self._options, self._still, token)
+        bcs_id = small.write(
+            self.location, self.pipeline, data, checksums, self._options, self._still, token, self._follow
+        )
         if bcs_id is None:
             return False
         with self._lock:

@@ -10,7 +10,9 @@ What belongs here: the shell around :class:`producers.blocks.core.small_batches.
 3. The root is the nearest member, and among equally near ones the one that led last.
 4. The answer names the members whose watch is satisfied. If that is not all of them, the block goes rule 1's other
    way, where the client asks each member itself, and a majority will do after a time-out.
-5. While a member is silent (``Datanodes.silent``) no batch is sent: its blocks go rule 1's other way, without it. So do
+5. What follows a block is begun by the thread that carried out its exchange, for all blocks of the batch together, and
+   only if the one who waits is still there. He then waits for its end, too.
+6. While a member is silent (``Datanodes.silent``) no batch is sent: its blocks go rule 1's other way, without it. So do
    those that wait for an exchange already. A block that has waited for SUSPECT_AFTER_S has all members asked whether
    they are there.
 """
@@ -23,7 +25,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
 
 from producers.blocks.core.small_batches import SmallBatches
 from producers.blocks.core.topology import Shape, nearest_first, spanning_tree
@@ -59,27 +64,78 @@ class SmallWay:
     watch_timeout_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+Follow = Callable[[int], "Future[Any] | None"]
+"""Begins what follows a block, given its committed index, and returns the future of its end; None if nothing follows.
+
+It raises nothing.
+"""
+Together = Callable[[], AbstractContextManager[object]]
+"""In a block of it, what is begun leaves together."""
+
+
+class _Whose(Enum):
+    """Who may decide about a block that is being written."""
+
+    WAITER = "it is waited for, and may be given up"
+    FOLLOWER = "what follows it is under way, and is waited for to its end"
+    NOBODY = "the one who waited has left"
+
+
+@dataclass(slots=True, eq=False)
 class WaitingBlock:
     """A block that waits, with its bytes; ``done`` gets the index of its entry, or None."""
 
     block: WholeBlock
     data: Sequence[bytes | bytearray | memoryview]
     done: Future[int | None]
+    follow: Follow | None = None
+    """What is begun when the block is committed: rule 5."""
     token: bytes = field(default=b"", repr=False)
     """What allows the block to be written, where that is demanded."""
+
+    _whose: _Whose = _Whose.WAITER
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def length(self) -> int:
         """Bytes of the block."""
         return self.block.length
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether what follows the block is under way."""
+        return self._whose is _Whose.FOLLOWER
+
+    def leave(self) -> bool:
+        """Stop waiting; return False if what follows the block is under way."""
+        return self._pass_to(_Whose.NOBODY)
+
+    def _pass_to(self, whose: _Whose) -> bool:
+        with self._lock:
+            if self._whose is _Whose.WAITER:
+                self._whose = whose
+            return self._whose is whose
+
+    def end(self, bcs_id: int) -> None:
+        """Tell that the block is committed; begin what follows it, and tell at its end."""
+        if self.follow is not None and self._pass_to(_Whose.FOLLOWER):
+            try:
+                ending = self.follow(bcs_id)
+            except BaseException:
+                self.done.set_result(bcs_id)
+                raise
+            if ending is not None:
+                ending.add_done_callback(lambda _: self.done.set_result(bcs_id))
+                return
+        self.done.set_result(bcs_id)
+
 
 class SmallBlocks:
     """The small blocks of one client; for many threads."""
 
-    def __init__(self, datanodes: Datanodes) -> None:
+    def __init__(self, datanodes: Datanodes, together: Together = nullcontext) -> None:
         self._datanodes = datanodes
+        self._together = together
         self._lock = threading.Lock()
         self._batches: SmallBatches[WaitingBlock] = SmallBatches()
         self._senders = ThreadPoolExecutor(MAX_SENDERS, thread_name_prefix="stratolog-small")
@@ -93,10 +149,12 @@ class SmallBlocks:
     def write(
         self, location: BlockLocation, pipeline: PipelineView, data: Sequence[bytes | bytearray | memoryview],
         checksums: bytes, options: StreamOptions, still: Callable[[object], None], token: bytes = b"",
+        follow: Follow | None = None,
     ) -> int | None:  # fmt: skip
         """Write a whole block; return the index of the entry that committed it, None if that did not go well.
 
-        ``still`` is called while it is waited for, and may raise to end the wait.
+        ``still`` is called while it is waited for, and may raise to end the wait. ``follow`` is begun once the block is
+        committed, and its end is waited for; it is not begun if this returns None or raises.
         """
         length = sum(map(len, data))
         block = WholeBlock(
@@ -110,7 +168,7 @@ class SmallBlocks:
         silent = self._datanodes.silent
         if silent.among(pipeline.members):
             return None
-        waiting = WaitingBlock(block, data, Future(), token)
+        waiting = WaitingBlock(block, data, Future(), follow, token)
         with self._lock:
             if not self._batches.takes(way, time.monotonic()):
                 return None
@@ -123,12 +181,18 @@ class SmallBlocks:
             try:
                 return waiting.done.result(LOOK_S)
             except FutureTimeout:
-                if silent.among(pipeline.members):
+                if waiting.is_followed:
+                    continue
+                if silent.among(pipeline.members) and waiting.leave():
                     return None
                 if time.monotonic() >= suspect_at_s:
                     suspect_at_s = float("inf")
                     silent.suspect(pipeline.members)
-                still(f"block {location.container_id}/{location.local_id} is being written on {pipeline.pipeline}")
+                try:
+                    still(f"block {location.container_id}/{location.local_id} is being written on {pipeline.pipeline}")
+                except BaseException:
+                    if waiting.leave():
+                        raise
 
     def _begin(self, way: SmallWay, batch: Sequence[WaitingBlock]) -> bool:
         """Have a thread send a batch; return False if there is none any more: the client is being closed."""
@@ -160,7 +224,8 @@ class SmallBlocks:
         with self._lock:
             waiting = self._batches.on_failed(way, time.monotonic())
         for block in (*batch, *waiting):
-            if not block.done.done():
+            # Whoever waits for the end of what follows does so whatever became of the batch.
+            if not block.done.done() and not block.is_followed:
                 block.done.set_result(None)
 
     def _send(self, way: SmallWay, batch: Sequence[WaitingBlock]) -> None:
@@ -182,10 +247,13 @@ class SmallBlocks:
         with self._lock:
             self._leaders[way.partition] = answer.leader
         whole = {member.datanode for member in way.members} <= set(answer.watched)
-        for one, outcome in zip(batch, answer.outcomes, strict=True):
-            good = whole and not outcome.code and outcome.bcs_id > 0
-            self.written += good
-            one.done.set_result(outcome.bcs_id if good else None)
+        with self._together():
+            for one, outcome in zip(batch, answer.outcomes, strict=True):
+                if whole and not outcome.code and outcome.bcs_id > 0:
+                    self.written += 1
+                    one.end(outcome.bcs_id)
+                else:
+                    one.done.set_result(None)
 
     def _root(self, way: SmallWay) -> Member:
         members = nearest_first(random.sample(way.members, len(way.members)), way.rack)

@@ -1,7 +1,7 @@
 """The blocks that one client has reserved for the small keys to come, in all its buckets (decision 0085).
 
-What belongs here: the shell around :class:`producers.files.core.block_stock.BlockStock`, whose rules say when blocks are
-reserved and given back. Requests for blocks are sent by the thread that writes a key, and nobody waits for their
+What belongs here: the shell around :class:`producers.files.core.block_stock.BlockStock`, whose rules say when blocks
+are reserved and given back. Requests for blocks are sent by the thread that writes a key, and nobody waits for their
 answers. What cannot be given back (the client is closed, nobody answers) expires on the cluster, as an open key does.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -75,6 +75,7 @@ class BlockReservations:
         self._tokens = tokens
         self._now_s = now_s
         self._lock = threading.Lock()
+        self._answered = threading.Condition(self._lock)
         self._stocks: dict[Bucket, BlockStock] = {}
         self._closed = False
         self._waiting: set[Future[Response]] = set()
@@ -131,16 +132,23 @@ class BlockReservations:
 
     def close(self, client: Requester) -> int:
         """Give everything back; return how many requests have no answer after RELEASE_WAIT_S."""
+        until_s = time.monotonic() + RELEASE_WAIT_S
         with self._lock:
             self._closed = True
             stocks = list(self._stocks.items())
             for _, stock in stocks:
                 stock.stop()
-        for bucket, stock in stocks:
-            self._send_due(client, bucket, stock)
-        with self._lock:
-            waiting = list(self._waiting)
-        return len(wait(waiting, RELEASE_WAIT_S).not_done)
+        while True:
+            for bucket, stock in stocks:
+                self._send_due(client, bucket, stock)
+            with self._lock:
+                # What was asked for and comes only now is given back, too.
+                self._answered.wait_for(
+                    lambda: not self._waiting or any(stock.has_to_release for _, stock in stocks),
+                    max(0.0, until_s - time.monotonic()),
+                )
+                if not any(stock.has_to_release for _, stock in stocks) or time.monotonic() >= until_s:
+                    return len(self._waiting)
 
     def _stock(self, bucket: Bucket) -> BlockStock | None:
         stock = self._stocks.get(bucket)
@@ -180,15 +188,16 @@ class BlockReservations:
     def _on_answer(self, future: Future[Response]) -> None:
         with self._lock:
             self._waiting.discard(future)
+            self._answered.notify_all()
 
     def _on_reserved(self, bucket: Bucket, stock: BlockStock, future: Future[Response]) -> None:
-        self._on_answer(future)
         session = None if future.exception() is not None else session_of(future.result())
         with self._lock:
             if session is None:
                 stock.on_refused(self._now_s())
-                return
-            found = stock.on_reserved(session.session_id, session.blocks, self._now_s())
-            found.tokens = self._tokens(bucket, session.session_id)
-            if self._closed:
-                stock.stop()
+            else:
+                found = stock.on_reserved(session.session_id, session.blocks, self._now_s())
+                found.tokens = self._tokens(bucket, session.session_id)
+                if self._closed:
+                    stock.stop()
+        self._on_answer(future)

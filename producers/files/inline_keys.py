@@ -70,7 +70,8 @@ class InlineWriter:
     @property
     def requests(self) -> int:
         """PutKeys and CommitReserveds that were sent, and the requests of :attr:`KeyWriter.requests`."""
-        return self._puts + (0 if self._writer is None else self._writer.requests)
+        ways = (self._reserved, self._writer)
+        return self._puts + sum(way.requests for way in ways if way is not None)
 
     @property
     def ended(self) -> bool:
@@ -196,9 +197,7 @@ class InlineWriter:
                 self._client, streams, self._place, self._begun, block, replication=self._replication,
                 metadata=self._metadata, options=self._options,
             )  # fmt: skip
-            written = self._reserved.write(self._held)
-            self._puts += self._reserved.requests
-            if not written:
+            if not self._reserved.write(self._held):
                 return False
         self._let_go()
         return True

@@ -6,11 +6,12 @@ What belongs here: objects that live as long as the client, and are made when th
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 from producers.blocks.block_tokens import KeyTokens
 from producers.blocks.datanode_directory import Directory
 from producers.blocks.datanodes import Datanodes
-from producers.blocks.small_blocks import SmallBlocks
+from producers.blocks.small_blocks import SmallBlocks, Together
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import CLIENT_CLOSED, ClientClosed
 from producers.files.block_reservations import BlockReservations, Requester
@@ -32,9 +33,11 @@ class KeyStreams:
 
     def __init__(
         self, reads: Reads, options: StreamOptions | None = None, spans: SpansOfClient = NO_SPANS,
-        tls: ProcessTls | None = None,
+        tls: ProcessTls | None = None, *, together: Together = nullcontext,
     ) -> None:  # fmt: skip
+        """In a block of ``together`` the client's requests gather, and leave together."""
         self._tls = tls
+        self._together = together
         self.options = options or StreamOptions()
         self.spans = spans
         self.directory = Directory(reads)
@@ -67,7 +70,7 @@ class KeyStreams:
         datanodes = self.datanodes
         with self._lock:
             if self._small is None:
-                self._small = SmallBlocks(datanodes)
+                self._small = SmallBlocks(datanodes, self._together)
             return self._small
 
     def tokens_to_write(self, place: tuple[str, str, str], session_id: int) -> KeyTokens:

@@ -111,10 +111,18 @@ class BegunKey:
 
     def commit(self, send: Callable[[], object], is_elsewhere: Callable[[StratologError], bool] = _never) -> bool:
         """Make the key visible by ``send``; return False if it was refused because the bytes belong elsewhere."""
+        self.on_commit_sent()
+        return self.end_commit(send, is_elsewhere)
+
+    def on_commit_sent(self) -> None:
+        """Note that the commit is about to be sent; raises what :meth:`check` raises. :meth:`end_commit` follows."""
         with self._lock:
             self._fate.on_commit_sent()
+
+    def end_commit(self, wait: Callable[[], object], is_elsewhere: Callable[[StratologError], bool] = _never) -> bool:
+        """Note what came of the commit, which ``wait`` returns or raises; return as :meth:`commit`."""
         try:
-            send()
+            wait()
         except StratologError as error:
             elsewhere = is_elsewhere(error)
             with self._lock:

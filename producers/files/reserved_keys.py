@@ -1,12 +1,15 @@
 """A small key whose bytes are all there, written to a reserved block and committed by one request (decision 0085).
 
 What belongs here: the way of one such key. Its caller keeps the bytes: whenever this way does not go well, nothing is
-committed, and the caller writes them to a key that it opens for them.
+committed, and the caller writes them to a key that it opens for them. If the block is written in one exchange with
+others, the thread of that exchange sends the commit, those of all keys of the exchange together; the key's own thread
+waits for the answer alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
@@ -18,7 +21,7 @@ from producers.files.block_reservations import Requester, ReservedBlock
 from producers.files.key_streams import KeyStreams
 from producers.files.key_writer import BegunKey
 from producers.waiting import SlowWait
-from schemas.records.messages import CommitReserved
+from schemas.records.messages import CommitReserved, Response
 from schemas.records.rows import BlockLocation
 from schemas.result_codes import KEY_NOT_FOUND
 
@@ -40,6 +43,9 @@ class ReservedKey:
         self._options = options
         self._patience = SlowWait(f"writing {begun.path}")
         self._block: BlockWriter | None = None
+        self._size = 0
+        self._answer: Future[Response] | None = None
+        """What CommitReserved is answered, once it was sent."""
         self.location: BlockLocation | None = None
         """The block, once the key is committed."""
         self.requests = 0
@@ -53,7 +59,7 @@ class ReservedKey:
         reservations = self._streams.reservations
         try:
             location = self._store(parts)
-            if location is None or not self._commit(location):
+            if location is None or not self._end_commit(location):
                 reservations.on_failed(self._reserved)
                 return False
         except BaseException:
@@ -71,6 +77,7 @@ class ReservedKey:
     def _store(self, parts: Sequence[bytes]) -> BlockLocation | None:
         """Write the block; return None if it fails."""
         self._patience.begin()
+        self._size = sum(map(len, parts))
         block, span = self._begin(), self._begun.span
         span.block_began(block, block.pipeline.pipeline, ",".join(one.datanode for one in block.pipeline.members))
         failure: BlockFailed | None = None
@@ -93,24 +100,40 @@ class ReservedKey:
         self._block = BlockWriter(
             location, pipeline, streams.datanodes, self._options, still=self._still,
             look_again=partial(streams.directory.current, pipeline), small=streams.small_blocks,
-            tokens=self._reserved.tokens,
+            tokens=self._reserved.tokens, follow=self._follow,
         )  # fmt: skip
         return self._block
 
-    def _commit(self, location: BlockLocation) -> bool:
+    def _follow(self, bcs_id: int) -> Future[Response] | None:
+        """Send the commit behind the block, on the thread of its exchange; None if the key has failed meanwhile."""
+        try:
+            return self._send_commit(replace(self._block_location(), bcs_id=bcs_id))
+        except StratologError:
+            return None  # the key's own thread meets the same
+
+    def _block_location(self) -> BlockLocation:
+        return replace(self._reserved.location, offset=0, length=self._size)
+
+    def _send_commit(self, location: BlockLocation) -> Future[Response]:
         volume, bucket, key = self._place
         body = CommitReserved(
             volume=volume, bucket=bucket, key=key, session_id=self._reserved.session_id, size=location.length,
             blocks=[location], replication=self._replication, metadata=dict(self._metadata),
         )  # fmt: skip
-
-        def send() -> None:
-            self.requests = 1
+        self._begun.on_commit_sent()
+        self.requests = 1
+        try:
             with self._begun.span.current():
                 answer = self._client.submit(body)
-            answer.result()
+        except StratologError as error:
+            answer = Future()
+            answer.set_exception(error)
+        self._answer = answer
+        return answer
 
-        return self._begun.commit(send, _is_gone)
+    def _end_commit(self, location: BlockLocation) -> bool:
+        answer = self._answer or self._send_commit(location)
+        return self._begun.end_commit(answer.result, _is_gone)
 
     def _still(self, what: object) -> None:
         self._begun.check()

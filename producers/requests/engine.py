@@ -20,8 +20,9 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -285,6 +286,7 @@ class RequestEngine:
         self._send_lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._waiting = 0
+        self._gathering = threading.local()
         self._outbox: list[Call] = []
         self._linger_ms = 0.0
         self._telling = 0
@@ -357,9 +359,22 @@ class RequestEngine:
                 body, done, now_ms=_now_ms(), wall_ms=time.time_ns() // 1_000_000, trace_key=trace_key
             )
             self._outbox.append(call)
-            send = not on_poller and (self._linger_ms == 0.0 or len(self._outbox) >= OUTBOX_CALLS)
+            gathers = on_poller or getattr(self._gathering, "on", False)
+            send = not gathers and (self._linger_ms == 0.0 or len(self._outbox) >= OUTBOX_CALLS)
         if send:
             self._send_outbox()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Have the requests that this thread submits in the block leave together, at its end."""
+        outer = getattr(self._gathering, "on", False)
+        self._gathering.on = True
+        try:
+            yield
+        finally:
+            self._gathering.on = outer
+            if not outer:
+                self._send_outbox()
 
     def _wait_for_room(self, body: RequestBody) -> None:
         policy = self._settings.policy

@@ -63,6 +63,8 @@ class BlockStock:
         self._reservations: deque[Reservation] = deque()
         """Those that are used, the oldest first."""
         self._to_release: list[int] = []
+        self._in_keys = 0
+        """Blocks of any reservation that are in keys that are being written."""
         self._asked = 0
         self._target = FIRST_TARGET
         self._closed_until_s = float("-inf")
@@ -91,19 +93,18 @@ class BlockStock:
             return None
         first = self._reservations[0]
         first.in_keys += 1
+        self._in_keys += 1
         return first, first.blocks.popleft()
 
     def on_committed(self, reservation: Reservation) -> None:
         """Note that a key was committed with a block of a reservation."""
         self._close_s = CLOSED_S
-        reservation.in_keys -= 1
-        self._settle(reservation)
+        self._leave(reservation)
 
     def on_unused(self, reservation: Reservation) -> None:
         """Note that a key was not committed, for a reason that is not the reservation's."""
-        reservation.in_keys -= 1
         reservation.lost += 1
-        self._settle(reservation)
+        self._leave(reservation)
 
     def on_failed(self, reservation: Reservation, now_s: float) -> None:
         """Note that a block could not be written, or that the cluster does not know the reservation: rules 4 and 5."""
@@ -147,9 +148,14 @@ class BlockStock:
         return found
 
     @property
+    def has_to_release(self) -> bool:
+        """Whether a reservation is to be given back."""
+        return bool(self._to_release)
+
+    @property
     def is_empty(self) -> bool:
-        """Whether nothing is reserved or asked for."""
-        return not (self._reservations or self._asked or self._to_release)
+        """Whether nothing is reserved or asked for, nor in a key that is being written."""
+        return not (self._reservations or self._asked or self._to_release or self._in_keys)
 
     def _close(self, now_s: float) -> None:
         self._closed_until_s = now_s + self._close_s
@@ -158,6 +164,11 @@ class BlockStock:
     def _stop_using(self, reservation: Reservation) -> None:
         reservation.used = False
         self._reservations.remove(reservation)
+        self._settle(reservation)
+
+    def _leave(self, reservation: Reservation) -> None:
+        reservation.in_keys -= 1
+        self._in_keys -= 1
         self._settle(reservation)
 
     def _settle(self, reservation: Reservation) -> None:

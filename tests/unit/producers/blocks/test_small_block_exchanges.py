@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, cast
 
 import pytest
 
@@ -68,9 +71,14 @@ class Site:
         self.small = SmallBlocks(datanodes)
         self.waited: list[object] = []
 
-    def write(self, data: bytes = b"data", number: int = 1, rack: str = "/b", token: bytes = b"") -> int | None:
-        options = StreamOptions(rack=rack)
-        return self.small.write(location(number), PIPELINE, [data], b"sums", options, self.waited.append, token)
+    def write(
+        self, data: bytes = b"data", number: int = 1, rack: str = "/b", token: bytes = b"",
+        still: Callable[[object], None] | None = None, follow: Any = None,
+    ) -> int | None:  # fmt: skip
+        return self.small.write(
+            location(number), PIPELINE, [data], b"sums", StreamOptions(rack=rack), still or self.waited.append, token,
+            follow,
+        )  # fmt: skip
 
 
 @pytest.fixture
@@ -242,3 +250,128 @@ def test_a_client_that_is_closed_writes_none(site: Site) -> None:
     assert site.write() is None
     assert site.write() is None
     assert site.datanodes.asked == []
+
+
+# -- what follows a block
+
+
+def test_what_follows_is_begun_by_the_thread_of_the_exchange_and_its_end_is_waited_for(site: Site) -> None:
+    ending: Future[int] = Future()
+    begun: list[tuple[int, str]] = []
+
+    def follow(bcs_id: int) -> Future[int]:
+        begun.append((bcs_id, threading.current_thread().name))
+        threading.Timer(0.4, ending.set_result, (1,)).start()  # beyond LOOK_S
+        return ending
+
+    assert site.write(follow=follow) == 5
+    assert ending.done()
+    ((bcs_id, thread),) = begun
+    assert bcs_id == 5
+    assert thread.startswith("stratolog-small")
+    assert site.waited == [], "from the commit on nothing ends the wait"
+
+
+def test_a_block_whose_follower_begins_nothing_is_told_at_once(site: Site) -> None:
+    assert site.write(follow=lambda _: None) == 5
+
+
+@pytest.mark.parametrize("answer", [outcome(5, "CONTAINER_CLOSED"), outcome(0)])
+def test_nothing_follows_a_block_that_is_to_be_a_stream(site: Site, answer: BlockOutcome) -> None:
+    site.datanodes.answer = lambda _: BlocksWritten(datanode="dn1", outcomes=[answer], watched=NAMES, leader="dn1")
+    begun: list[int] = []
+    assert site.write(follow=begun.append) is None
+    assert begun == []
+
+
+def test_what_follows_the_blocks_of_a_batch_leaves_together(site: Site) -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def together() -> Iterator[None]:
+        events.append("begin")
+        yield
+        events.append("end")
+
+    site.small = SmallBlocks(cast(Any, site.datanodes), together)
+    first, going = threading.Event(), threading.Event()
+
+    def hold_the_first(request: BlocksInParts) -> BlocksWritten:
+        if not first.is_set():
+            first.set()
+            assert going.wait(WAIT_S)
+        return site.datanodes.good(request)
+
+    site.datanodes.answer = hold_the_first
+
+    def follow(_: int) -> None:
+        events.append("follow")
+
+    with ThreadPoolExecutor(4) as threads:
+        futures = [threads.submit(site.write, number=1, follow=follow)]
+        assert first.wait(WAIT_S)
+        futures += [threads.submit(site.write, number=number, follow=follow) for number in (2, 3, 4)]
+        (batches,) = site.small._batches._ways.values()
+        while len(batches.waiting) < 3:
+            time.sleep(0.001)
+        going.set()
+        assert all(future.result(WAIT_S) for future in futures)
+    assert events == ["begin", "follow", "end", "begin", "follow", "follow", "follow", "end"]
+
+
+@pytest.mark.parametrize("leaves", ["silent", "interrupted"])
+def test_nothing_follows_the_block_of_one_who_has_left(site: Site, leaves: str) -> None:
+    ended, answered = threading.Event(), threading.Event()
+    begun: list[int] = []
+
+    def hang(request: BlocksInParts) -> BlocksWritten:
+        assert ended.wait(WAIT_S)
+        return site.datanodes.good(request)
+
+    def still(_: object) -> None:
+        if leaves == "silent":
+            site.datanodes.silent.on_silent(MEMBERS[2])
+        else:
+            raise ValueError("the key was interrupted")
+
+    @contextmanager
+    def together() -> Iterator[None]:
+        yield
+        answered.set()
+
+    site.small = SmallBlocks(cast(Any, site.datanodes), together)
+    site.datanodes.answer = hang
+    try:
+        if leaves == "silent":
+            assert site.write(follow=begun.append, still=still) is None
+        else:
+            with pytest.raises(ValueError, match="interrupted"):
+                site.write(follow=begun.append, still=still)
+    finally:
+        ended.set()
+    assert answered.wait(WAIT_S)
+    assert begun == []
+
+
+def test_a_member_that_becomes_silent_does_not_end_the_wait_for_what_follows(site: Site) -> None:
+    ending: Future[int] = Future()
+
+    def follow(_: int) -> Future[int]:
+        site.datanodes.silent.on_silent(MEMBERS[2])
+        threading.Timer(0.6, ending.set_result, (1,)).start()
+        return ending
+
+    assert site.write(follow=follow) == 5
+
+
+def test_a_failed_end_of_what_follows_is_an_end(site: Site) -> None:
+    ending: Future[int] = Future()
+    ending.set_exception(ValueError("refused"))
+    assert site.write(follow=lambda _: ending) == 5
+
+
+def test_a_defect_in_what_follows_leaves_nobody_waiting(site: Site) -> None:
+    def follow(_: int) -> None:
+        raise RuntimeError("a defect")
+
+    assert site.write(follow=follow) == 5

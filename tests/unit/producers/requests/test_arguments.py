@@ -116,7 +116,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "close": ({}, {"timeout_ms": NO_COUNT}),
 }  # fmt: skip
 """By method: arguments that it needs besides names, and by argument what is none."""
-SYNC_ALONE = {"submit_with", "over"}
+SYNC_ALONE = {"submit_with", "over", "together"}
 ASYNC_ALONE = {"connect"}
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "bootstrap_servers": (None, 1, "", " ", ","), "caller": NO_TEXT[1:], "deadline_ms": (None, "1", 1.5, 0, 300_001),

@@ -166,6 +166,40 @@ def test_requests_gather_when_many_are_in_flight(opened):
     assert 1 < connection.largest_send <= OUTBOX_CALLS
 
 
+def test_requests_of_a_block_leave_together(opened):
+    pipeline, connection = opened()
+    connection.held = True
+    told: Queue = SimpleQueue()
+    with pipeline.together():
+        for number in range(3):
+            pipeline.submit(CreateVolume(volume=f"v{number}"), told.put)
+        with pipeline.together():
+            pipeline.submit(CreateVolume(volume="inner"), told.put)
+        other = threading.Thread(target=pipeline.submit, args=(CreateVolume(volume="w"), told.put))
+        other.start()  # which sends what it finds, its own too
+        other.join()
+    connection.release()
+    for _ in range(5):
+        told.get(timeout=PATIENCE_S)
+    assert connection.largest_send == 5
+    pipeline.submit(CreateVolume(volume="after"), told.put)
+    assert told.get(timeout=PATIENCE_S).status == "OK"
+
+
+def test_an_error_within_a_block_does_not_hold_what_was_submitted(opened):
+    pipeline, _ = opened()
+    told: Queue = SimpleQueue()
+
+    def submit_and_fail() -> None:
+        with pipeline.together():
+            pipeline.submit(CreateVolume(volume="v"), told.put)
+            raise ValueError("within")
+
+    with pytest.raises(ValueError, match="within"):
+        submit_and_fail()
+    assert told.get(timeout=PATIENCE_S).status == "OK"
+
+
 def test_submitting_waits_for_room(opened):
     pipeline, connection = opened(Policy(max_in_flight=2))
     connection.held = True
