@@ -44,6 +44,7 @@ from replicated_db.shell.web.metrics import CONTENT_TYPE
 from replicated_db.shell.web.scan_threads import ScansBusy, ScanThreads
 from schemas.access.acl import LIST, READ
 from schemas.access.block_tokens import READ_BLOCK, WRITE_BLOCK
+from schemas.records.rows import NO_KEY
 from schemas.result_codes import INVALID_REQUEST, OVERLOADED, PERMISSION_DENIED
 from schemas.sharding import shard_of
 
@@ -168,10 +169,14 @@ class OMHttpApi:
         return status, self._with_tokens(query, answer, READ_BLOCK)
 
     async def open_key(self, query: Any, volume: str, bucket: str) -> Answer:
-        """Return the blocks of a key that is being written, and block tokens to write them; for its session's user."""
-        name, session_id = query.get("name", ""), shard_pages.number(query, "session_id", 0, 0, MAX_SESSION_ID)
+        """Return the blocks of a key that is being written, and block tokens to write them; for its session's user.
+
+        Without a name, those of a reservation.
+        """
+        name, session_id = query.get("name", NO_KEY), shard_pages.number(query, "session_id", 0, 0, MAX_SESSION_ID)
         check_place(volume, bucket)
-        check_key_name(name)
+        if name != NO_KEY:
+            check_key_name(name)
         allow = partial(require_on_session, volume=volume, bucket=bucket, key=name, session_id=session_id)
         ask = partial(queries.open_key_blocks, volume=volume, bucket=bucket, key=name, session_id=session_id)
         status, answer = await self._of_volume(volume, query, ask, allow)

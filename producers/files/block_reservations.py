@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -23,6 +23,8 @@ from schemas.records.messages import ReleaseBlocks, RequestBody, ReserveBlocks, 
 from schemas.records.rows import BlockLocation
 from schemas.small_objects import SMALL_FILE_BYTES
 
+LOOK_S = 1.0
+"""How often a client that writes small keys looks for old reservations in all its buckets."""
 MAX_BUCKETS = 64
 """Buckets in which one client has blocks reserved, or may soon; keys in others are created the other way."""
 RELEASE_WAIT_S = 1.0
@@ -78,40 +80,41 @@ class BlockReservations:
         self._answered = threading.Condition(self._lock)
         self._stocks: dict[Bucket, BlockStock] = {}
         self._closed = False
+        self._look_at_s = float("-inf")
         self._waiting: set[Future[Response]] = set()
         """Requests without an answer."""
 
-    def is_busy(self, bucket: Bucket) -> bool:
-        """Say whether small keys of a bucket get reserved blocks, if there are any."""
+    def serves(self, bucket: Bucket) -> bool:
+        """Say whether the next small key of a bucket is likely to get a reserved block."""
         with self._lock:
             stock = self._stocks.get(bucket)
-            return stock is not None and stock.is_busy(self._now_s())
+            return stock is not None and stock.serves(self._now_s())
 
     def on_written(self, client: Requester, bucket: Bucket) -> None:
         """Note that a small key was written."""
         with self._lock:
-            stock = self._stock(bucket)
-            if stock is None:
-                return
-            stock.on_written(self._now_s())
-        self._send_due(client, bucket, stock)
+            now_s = self._now_s()
+            old = self._look(now_s)
+            stock = self._stock(bucket, now_s)
+            if stock is not None:
+                stock.on_written(now_s)
+        if stock is not None:
+            self._send_due(client, bucket, stock)
+        for name, one in old:
+            self._send_due(client, name, one)
 
     def take(self, client: Requester, bucket: Bucket, size_bytes: int) -> ReservedBlock | None:
         """Return a block for a key of ``size_bytes``; None if there is none that has room for it."""
         with self._lock:
             stock = self._stocks.get(bucket)
-            taken = None if stock is None else stock.take(self._now_s())
+            taken = None if stock is None else stock.take(size_bytes, self._now_s())
         if stock is None or taken is None:
             return None
         self._send_due(client, bucket, stock)
         reservation, location = taken
-        found = ReservedBlock(
+        return ReservedBlock(
             bucket=bucket, location=location, reservation=reservation, tokens=reservation.tokens  # type: ignore[arg-type]
         )  # fmt: skip
-        if location.length < size_bytes:
-            self.on_unused(found)
-            return None
-        return found
 
     def on_committed(self, client: Requester, block: ReservedBlock) -> None:
         """Note that a key was committed with a block."""
@@ -139,8 +142,12 @@ class BlockReservations:
             for _, stock in stocks:
                 stock.stop()
         while True:
-            for bucket, stock in stocks:
-                self._send_due(client, bucket, stock)
+            # A client with as many calls in flight as it may have waits for room, so this has a thread of its own.
+            sending = threading.Thread(
+                target=self._send_all, args=(client, stocks), name="stratolog-release", daemon=True
+            )
+            sending.start()
+            sending.join(max(0.0, until_s - time.monotonic()))
             with self._lock:
                 # What was asked for and comes only now is given back, too.
                 self._answered.wait_for(
@@ -150,11 +157,23 @@ class BlockReservations:
                 if not any(stock.has_to_release for _, stock in stocks) or time.monotonic() >= until_s:
                     return len(self._waiting)
 
-    def _stock(self, bucket: Bucket) -> BlockStock | None:
+    def _send_all(self, client: Requester, stocks: Iterable[tuple[Bucket, BlockStock]]) -> None:
+        for bucket, stock in stocks:
+            self._send_due(client, bucket, stock)
+
+    def _look(self, now_s: float) -> list[tuple[Bucket, BlockStock]]:
+        """Return the stocks that have something to give back, now and then; none in between."""
+        if now_s < self._look_at_s:
+            return []
+        self._look_at_s = now_s + LOOK_S
+        for stock in self._stocks.values():
+            stock.drop_old(now_s)
+        return [(name, stock) for name, stock in self._stocks.items() if stock.has_to_release]
+
+    def _stock(self, bucket: Bucket, now_s: float) -> BlockStock | None:
         stock = self._stocks.get(bucket)
         if stock is None and not self._closed:
             if len(self._stocks) >= MAX_BUCKETS:
-                now_s = self._now_s()
                 self._stocks = {
                     name: one for name, one in self._stocks.items() if one.is_busy(now_s) or not one.is_empty
                 }

@@ -91,8 +91,8 @@ class InlineWriter:
             bytes=self._held_bytes,
             blocks=len(self.locations()),
             failed_blocks=0,
-            resumed_streams=0,
-            watches_by_majority=0,
+            resumed_streams=0 if self._reserved is None else self._reserved.resumed,
+            watches_by_majority=0 if self._reserved is None else self._reserved.watches_by_majority,
         )
 
     def locations(self) -> list[BlockLocation]:
@@ -119,7 +119,7 @@ class InlineWriter:
         """Say whether so many bytes are held: rules 1 and 4."""
         if size_bytes <= self._limit_bytes:
             return True
-        return size_bytes <= largest_reserved(self._options) and self._streams.reservations.is_busy(self._place[:2])
+        return size_bytes <= largest_reserved(self._options) and self._streams.reservations.serves(self._place[:2])
 
     def flush(self) -> None:
         """As :meth:`KeyWriter.flush`; bytes that are held go to datanodes."""

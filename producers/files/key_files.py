@@ -72,7 +72,7 @@ def create_file(
     place = split_path(path)
     limit = streams.inline_limit.bytes_at((options or streams.options).inline_bytes, time.monotonic())
     writer: KeyWriter | InlineWriter
-    reserves = size <= largest_reserved(options or streams.options) and streams.reservations.is_busy(place[:2])
+    reserves = size <= largest_reserved(options or streams.options) and streams.reservations.serves(place[:2])
     if 0 < limit >= size or reserves:
         writer = InlineWriter(
             client, streams, place, limit_bytes=limit, size=size, replication=replication, metadata=metadata,

@@ -69,6 +69,16 @@ class ReservedKey:
         self.location = location
         return True
 
+    @property
+    def resumed(self) -> int:
+        """How often a stream of the block was resumed."""
+        return 0 if self._block is None else self._block.resumed
+
+    @property
+    def watches_by_majority(self) -> int:
+        """Watches that ended with a majority of the replicas only."""
+        return 0 if self._block is None else self._block.watches_by_majority
+
     def interrupt(self) -> None:
         """Raise an error at once in the thread that waits for the block's stream; for any thread."""
         if (block := self._block) is not None:

@@ -34,9 +34,11 @@ from tests.support.om.raw_door import DoorClosed, RawDoor
 BUCKETS = ("alpha", "beta")
 KEYS = ("k1", "k2", "k3")
 WRITES = {
-    "put": 25, "put_key": 20, "commit_again": 4, "delete_key": 14, "rename_key": 14, "create_bucket": 6, "delete_bucket": 8,
+    "put": 20, "put_reserved": 12, "put_key": 16, "commit_again": 4, "delete_key": 14, "rename_key": 14, "create_bucket": 6, "delete_bucket": 8,
     "create_volume": 2, "delete_volume": 2,
 }  # fmt: skip
+COMMITS = ("commit_key", "commit_reserved")
+"""The operations that end a session, and make its key."""
 READS = {"key_info": 60, "list_keys": 20, "bucket_info": 10, "volume_info": 5, "list_buckets": 5}
 DOOR_SHARE = 0.5
 """Of the reads that the direct door knows, so many take it."""
@@ -50,7 +52,7 @@ UNKNOWN_PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An open key that was given to this writer."""
+    """An open key, or a reservation, that was given to this writer."""
 
     volume: str
     bucket: str
@@ -58,6 +60,7 @@ class Session:
     session_id: int
     blocks: list[BlockLocation]
     size: int
+    commits: str = "commit_key"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,8 +85,8 @@ class Writer:
         place["bucket"] = self.rng.choice(BUCKETS)
         if kind.endswith("_bucket"):
             self.write(kind, place)
-        elif kind == "put":
-            self.put(**place, key=self.rng.choice(KEYS))
+        elif kind in ("put", "put_reserved"):
+            self.put(**place, key=self.rng.choice(KEYS), reserves=kind == "put_reserved")
         elif kind == "put_key":
             self.write(kind, {**place, "key": self.rng.choice(KEYS), "size": next(self.sizes)})
         elif kind == "delete_key":
@@ -94,12 +97,17 @@ class Writer:
         elif self._sessions:
             self.commit(self.rng.choice(self._sessions))
 
-    def put(self, volume: str, bucket: str, key: str) -> None:
-        """Open a key and commit it."""
+    def put(self, volume: str, bucket: str, key: str, *, reserves: bool) -> None:
+        """Open a key, or reserve a block, and commit the key."""
         size = next(self.sizes)
-        operation = self.history.call(self.number, "create_key", volume=volume, bucket=bucket, key=key)
+        if reserves:
+            operation = self.history.call(self.number, "reserve_blocks", volume=volume, bucket=bucket)
+            body: m.RequestBody = m.ReserveBlocks(volume=volume, bucket=bucket, count=1)
+        else:
+            operation = self.history.call(self.number, "create_key", volume=volume, bucket=bucket, key=key)
+            body = m.CreateKey(volume=volume, bucket=bucket, key=key, size=size)
         try:
-            response = self.client.call(m.CreateKey(volume=volume, bucket=bucket, key=key, size=size))
+            response = self.client.call(body)
         except RequestFailed as error:
             self.history.returned(operation, error.status)
             return
@@ -110,14 +118,15 @@ class Writer:
             return
         opened = session_of(response)
         self.history.returned(operation, "OK", session=opened.session_id)
-        session = Session(volume, bucket, key, opened.session_id, fit_blocks(opened.blocks, size), size)
+        commits = "commit_reserved" if reserves else "commit_key"
+        session = Session(volume, bucket, key, opened.session_id, fit_blocks(opened.blocks, size), size, commits)
         self._sessions = [*self._sessions[-2:], session]
         self.commit(session)
 
     def commit(self, session: Session) -> None:
         """Commit a session; the second time, or after its bucket's end, it is refused."""
         self.write(
-            "commit_key",
+            session.commits,
             {
                 "volume": session.volume, "bucket": session.bucket, "key": session.key,
                 "session": session.session_id, "size": session.size,
@@ -182,6 +191,11 @@ def _body(op: str, a: dict[str, Any], blocks: Sequence[BlockLocation]) -> m.Requ
             return m.RenameKey(volume=a["volume"], bucket=a["bucket"], from_key=a["key"], to_key=a["to"])
         case "commit_key":
             return m.CommitKey(
+                volume=a["volume"], bucket=a["bucket"], key=a["key"],
+                session_id=a["session"], size=a["size"], blocks=list(blocks),
+            )  # fmt: skip
+        case "commit_reserved":
+            return m.CommitReserved(
                 volume=a["volume"], bucket=a["bucket"], key=a["key"],
                 session_id=a["session"], size=a["size"], blocks=list(blocks),
             )  # fmt: skip

@@ -84,6 +84,13 @@ def everything() -> Script:
         "delete_key", "OK", key="k4", **PLACE
     )
     script.do("put_key", "BUCKET_NOT_FOUND", volume="vol1", bucket="b2", key="k", size=7)
+    script.do("reserve_blocks", "BUCKET_NOT_FOUND", volume="vol1", bucket="b2")
+    script.do("reserve_blocks", {"code": "OK", "session": 70}, **PLACE)
+    script.do("commit_key", "KEY_NOT_FOUND", key="k3", session=70, size=8, **PLACE)  # of a key, not of a reservation
+    script.do("commit_reserved", "OK", key="k3", session=70, size=8, **PLACE).do("key_info", read(8), key="k3", **PLACE)
+    script.do("commit_reserved", "KEY_NOT_FOUND", key="k2", session=70, size=8, **PLACE)
+    script.do("commit_reserved", "KEY_NOT_FOUND", key="k1", session=1002, size=8, **PLACE)
+    script.do("reserve_blocks", {"code": "OK", "session": 71}, **PLACE)
     script.do("delete_bucket", "BUCKET_NOT_EMPTY", **PLACE).do("delete_volume", "VOLUME_NOT_EMPTY", volume="vol1")
     script.do("create_key", {"code": "OK", "session": 77}, key="k9", **PLACE)
     for key in ("k2", "k3"):
@@ -92,6 +99,7 @@ def everything() -> Script:
     script.do("commit_key", "BUCKET_NOT_FOUND", key="k9", session=77, size=9, **PLACE)
     script.do("create_bucket", "OK", **PLACE)
     script.do("commit_key", "KEY_NOT_FOUND", key="k9", session=77, size=9, **PLACE)  # a session of the old bucket
+    script.do("commit_reserved", "KEY_NOT_FOUND", key="k9", session=71, size=9, **PLACE)
     script.do("volume_info", {"code": "OK", "count": 1}, volume="vol1")
     script.do("list_buckets", {"code": "OK", "buckets": ["b1"]}, volume="vol1")
     script.do("delete_bucket", "OK", **PLACE).do("key_info", "BUCKET_NOT_FOUND", key="k1", **PLACE)
@@ -187,6 +195,13 @@ def session_committed_twice() -> Script:
     return Script().put("k1", 1).do("commit_key", "OK", key="k1", session=1001, size=1, **PLACE)
 
 
+def reserved_block_committed_twice() -> Script:
+    script = Script().do("reserve_blocks", {"code": "OK", "session": 7}, **PLACE)
+    for key in ("k1", "k2"):
+        script.do("commit_reserved", "OK", key=key, session=7, size=1, **PLACE)
+    return script
+
+
 def effect_before_the_call() -> Script:
     script = Script().do("key_info", read(1), client=1, key="k1", **PLACE)
     return script.put("k1", 1)
@@ -215,7 +230,7 @@ def lost_inline_write() -> Script:
 ILLEGAL_SCRIPTS = [
     stale_read, stale_listing, stale_counter, lost_write, lost_delete, read_back_in_time, rename_applied_twice,
     unknown_commit_applied_twice, half_a_rename, wrong_error, wrong_success, wrong_kind_of_error, error_of_nobody,
-    volume_created_twice, session_committed_twice, effect_before_the_call,
+    volume_created_twice, session_committed_twice, reserved_block_committed_twice, effect_before_the_call,
     bytes_of_the_version_before, bytes_that_are_torn, bytes_that_are_missing, bytes_beside_blocks, lost_inline_write,
 ]  # fmt: skip
 

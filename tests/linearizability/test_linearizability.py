@@ -14,7 +14,7 @@ from producers import Client
 from tests.linearizability.campaign import FAULTS, SETTINGS, Campaign, clients_of
 from tests.linearizability.checker import ILLEGAL, LINEARIZABLE
 from tests.linearizability.history import History, Operation
-from tests.linearizability.recorder import BUCKETS, Reader, Writer
+from tests.linearizability.recorder import BUCKETS, COMMITS, Reader, Writer
 from tests.support.faults.stack_faults import bystander
 from tests.support.local.stack import TestStack
 
@@ -80,7 +80,7 @@ def test_a_stale_read_from_a_paused_follower_is_found(
         stack.wait_led()
         history, stale, linearizable = record_waking_follower(campaign, stack)
         assert campaign.judge(History([*history.operations, *linearizable]), "waking").verdict == LINEARIZABLE
-        latest = max(one.arguments["size"] for one in history.operations if one.op == "commit_key")
+        latest = max(one.arguments["size"] for one in history.operations if one.op in COMMITS)
         if all(one.result == {"code": "OK", "size": latest} for one in stale):
             continue
         verdict = campaign.judge(History([*history.operations, *stale]), "stale")

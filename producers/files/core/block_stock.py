@@ -9,9 +9,11 @@ What belongs here: when blocks are reserved, which one a key gets, when a reserv
    none does not wait: it is created the other way.
 3. A key gets the next block of the oldest reservation. A reservation is used for FRESH_S: later its pipeline may be
    closed.
-4. A reservation of which a block failed is not used any more, and neither is one that the cluster refuses to know.
+4. A reservation of which a block failed, or that the cluster refuses to know, is not used any more, and neither are the
+   others on its pipeline.
 5. After a failure or a refusal nothing is reserved for CLOSED_S, twice as long each time it happens again,
-   LAST_CLOSED_S at most. A key that is committed ends that series.
+   LAST_CLOSED_S at most; what happens meanwhile counts as the same. A key that is committed ends that series. Blocks
+   that are there are used meanwhile.
 6. A reservation ends by itself when a key is committed with its last block. Any other one is given back once it is not
    used any more and none of its blocks is in a key that is being written.
 """
@@ -44,6 +46,7 @@ class Reservation:
     since_s: float
     blocks: deque[BlockLocation]
     """Those that no key got yet."""
+    pipeline: str = ""
     in_keys: int = 0
     """How many are in keys that are being written."""
     lost: int = 0
@@ -77,21 +80,26 @@ class BlockStock:
         self._times.append(now_s)
 
     def is_busy(self, now_s: float) -> bool:
-        """Say whether blocks are reserved: rules 1 and 5."""
-        busy = len(self._times) == BUSY_KEYS and now_s - self._times[0] <= BUSY_S
-        return busy and now_s >= self._closed_until_s
+        """Say whether so many small keys are written that blocks are reserved for them: rule 1."""
+        return len(self._times) == BUSY_KEYS and now_s - self._times[0] <= BUSY_S
 
-    def take(self, now_s: float) -> tuple[Reservation, BlockLocation] | None:
-        """Return the block of the next key, None if there is none; :meth:`on_committed` or :meth:`on_failed` follow."""
-        while self._reservations and (
-            now_s - self._reservations[0].since_s > FRESH_S or not self._reservations[0].blocks
-        ):
-            self._stop_using(self._reservations[0])
+    def serves(self, now_s: float) -> bool:
+        """Say whether the next small key is likely to get a block: rules 1 and 5."""
+        return self.is_busy(now_s) and (not self._is_closed(now_s) or any(one.blocks for one in self._reservations))
+
+    def take(self, size_bytes: int, now_s: float) -> tuple[Reservation, BlockLocation] | None:
+        """Return the block of the next key, which has ``size_bytes``; None if there is none with room for it.
+
+        :meth:`on_committed`, :meth:`on_unused` or :meth:`on_failed` follow.
+        """
+        self.drop_old(now_s)
         if not self._reservations:
-            if self.is_busy(now_s):
+            if self.is_busy(now_s) and not self._is_closed(now_s):
                 self._target = min(2 * self._target, LAST_TARGET)
             return None
         first = self._reservations[0]
+        if first.blocks[0].length < size_bytes:
+            return None
         first.in_keys += 1
         self._in_keys += 1
         return first, first.blocks.popleft()
@@ -108,16 +116,17 @@ class BlockStock:
 
     def on_failed(self, reservation: Reservation, now_s: float) -> None:
         """Note that a block could not be written, or that the cluster does not know the reservation: rules 4 and 5."""
-        if reservation.used:
-            self._stop_using(reservation)
-            self._close(now_s)
+        for one in [one for one in self._reservations if one.pipeline == reservation.pipeline]:
+            self._stop_using(one)
+        self._close(now_s)
         self.on_unused(reservation)
 
     # -- reservations
 
     def to_ask(self, now_s: float) -> int:
         """Return how many reservations are to be asked for now; they count as asked for from now on."""
-        if not self.is_busy(now_s):
+        self.drop_old(now_s)
+        if not self.is_busy(now_s) or self._is_closed(now_s):
             return 0
         there = self._asked * RESERVED_BLOCKS + sum(len(one.blocks) for one in self._reservations)
         wanted = max(0, -((there - self._target) // RESERVED_BLOCKS))
@@ -127,15 +136,22 @@ class BlockStock:
     def on_reserved(self, session_id: int, blocks: Iterable[BlockLocation], now_s: float) -> Reservation:
         """Note what came of one that was asked for."""
         self._asked -= 1
-        found = Reservation(session_id=session_id, since_s=now_s, blocks=deque(blocks))
+        waiting = deque(blocks)
+        found = Reservation(
+            session_id=session_id, since_s=now_s, blocks=waiting, pipeline=waiting[0].pipeline if waiting else ""
+        )
         self._reservations.append(found)
         return found
 
     def on_refused(self, now_s: float) -> None:
         """Note that one that was asked for did not come: rule 5."""
         self._asked -= 1
-        if now_s >= self._closed_until_s:
-            self._close(now_s)
+        self._close(now_s)
+
+    def drop_old(self, now_s: float) -> None:
+        """Use no reservation any more that is old or has no blocks left: rule 3."""
+        for one in [one for one in self._reservations if now_s - one.since_s > FRESH_S or not one.blocks]:
+            self._stop_using(one)
 
     def stop(self) -> None:
         """Use no reservation any more."""
@@ -157,9 +173,13 @@ class BlockStock:
         """Whether nothing is reserved or asked for, nor in a key that is being written."""
         return not (self._reservations or self._asked or self._to_release or self._in_keys)
 
+    def _is_closed(self, now_s: float) -> bool:
+        return now_s < self._closed_until_s
+
     def _close(self, now_s: float) -> None:
-        self._closed_until_s = now_s + self._close_s
-        self._close_s = min(2 * self._close_s, LAST_CLOSED_S)
+        if not self._is_closed(now_s):
+            self._closed_until_s = now_s + self._close_s
+            self._close_s = min(2 * self._close_s, LAST_CLOSED_S)
 
     def _stop_using(self, reservation: Reservation) -> None:
         reservation.used = False

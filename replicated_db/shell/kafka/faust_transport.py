@@ -49,7 +49,7 @@ from mode.utils.times import Seconds
 from replicated_db.core.errors import BrokenLog, corrupt_record
 from replicated_db.shell.kafka.eager import Begun
 
-FLOWING_WAIT_MS = 20
+FLOWING_WAIT_MS = 50
 FLOWING_MIN_BYTES = 256 * 1024
 FLOWING_WAITS = 3
 IDLE_WAIT_MS = 500

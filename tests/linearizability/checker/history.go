@@ -57,7 +57,7 @@ func readHistory(path string) (history, error) {
 	}
 	committed := map[int64]bool{}
 	for _, line := range lines {
-		if line.Op == "commit_key" {
+		if line.Op == "commit_key" || line.Op == "commit_reserved" {
 			committed[line.Args.Session] = true
 		}
 	}
@@ -99,7 +99,8 @@ func parse(text []byte) (Line, error) {
 	return line, nil
 }
 
-// operation makes porcupine's form of a line. The session that a create_key was given becomes an argument, if it is committed.
+// operation makes porcupine's form of a line. The session that a create_key or a reserve_blocks was given becomes an argument, if it is
+// committed.
 func operation(line Line, committed map[int64]bool) porcupine.Operation {
 	made := porcupine.Operation{
 		ClientId: line.Client, Call: *line.Call, Return: unreturned, Input: command{op: line.Op, Arguments: line.Args},
@@ -109,7 +110,7 @@ func operation(line Line, committed map[int64]bool) porcupine.Operation {
 	}
 	made.Return = *line.Return
 	result := *line.Result
-	if line.Op == "create_key" && result.Code == ok {
+	if (line.Op == "create_key" || line.Op == "reserve_blocks") && result.Code == ok {
 		if !committed[result.Session] {
 			result.Session = 0
 		}

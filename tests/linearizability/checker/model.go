@@ -81,12 +81,13 @@ var steps = map[string]step{
 	"create_volume": createVolume, "delete_volume": deleteVolume, "volume_info": volumeInfo, "list_buckets": listBuckets,
 	"create_bucket": createBucket, "delete_bucket": deleteBucket, "bucket_info": bucketInfo, "list_keys": listKeys,
 	"create_key": createKey, "commit_key": commitKey, "delete_key": deleteKey, "rename_key": renameKey, "key_info": keyInfo,
-	"put_key": putKey,
+	"put_key": putKey, "reserve_blocks": reserveBlocks, "commit_reserved": commitReserved,
 }
 
 // What changes nothing that anyone could see, if its outcome is unknown: reads, and a session that nobody knows.
 var harmless = map[string]bool{
 	"volume_info": true, "list_buckets": true, "bucket_info": true, "list_keys": true, "key_info": true, "create_key": true,
+	"reserve_blocks": true,
 }
 
 func createVolume(v volume, _ Arguments) (volume, Result) {
@@ -182,6 +183,27 @@ func commitKey(v volume, a Arguments) (volume, Result) {
 	}
 	opened, open := found.sessions[a.Session]
 	if !open || opened.key != a.Key {
+		return v, Result{Code: keyNotFound}
+	}
+	found.sessions = without(found.sessions, a.Session)
+	found.keys = with(found.keys, a.Key, content{size: a.Size})
+	return v.with(a.Bucket, found), Result{Code: ok}
+}
+
+// reserveBlocks makes a reservation of one block: a session without a key's name.
+func reserveBlocks(v volume, a Arguments) (volume, Result) {
+	a.Key = ""
+	return createKey(v, a)
+}
+
+// commitReserved makes a key of the block of a reservation, which ends with that.
+func commitReserved(v volume, a Arguments) (volume, Result) {
+	found, code := v.find(a.Bucket)
+	if code != ok {
+		return v, Result{Code: code}
+	}
+	opened, open := found.sessions[a.Session]
+	if !open || opened.key != "" {
 		return v, Result{Code: keyNotFound}
 	}
 	found.sessions = without(found.sessions, a.Session)

@@ -44,6 +44,7 @@ from schemas.records.datanode import (
     WriteBlocks,
     WriteChunk,
 )
+from schemas.records.messages import ReserveBlocks
 from schemas.records.rows import BlockLocation
 from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE
 from schemas.security.certificates import Role
@@ -321,6 +322,13 @@ class BlockCluster(MemoryCluster):
                 self.world.without_pipelines -= 1
             raise
 
+    def place_all(self, blocks, body):
+        if not isinstance(body, ReserveBlocks):
+            return super().place_all(blocks, body)
+        first = self.place(blocks[0], [])
+        others = [name for name in self.pipelines() if name != first.pipeline]
+        return [first, *(self.place(block, others) for block in blocks[1:])]
+
     def place(self, block, excluded):
         found = replace(self.allocate(excluded), offset=block.offset, length=block.length)
         self.allocated[-1] = found
@@ -354,6 +362,7 @@ class World:
         limits=None,
         small=False,
         certified=None,
+        policy=None,
         **options,
     ):
         self.block_bytes = block_bytes
@@ -376,7 +385,7 @@ class World:
             "small_block_bytes": 1024 * KIB if small else 0,
         }  # fmt: skip
         self.options = StreamOptions(**{**given, **options})
-        pipeline, _ = pipeline_to(self.cluster, Policy())
+        pipeline, self.connection = pipeline_to(self.cluster, policy or Policy())
         if certified is not None:
             pipeline.tls = certified.tls("somebody", Role.CLIENT)
         self.client = Client.over(pipeline, Reads([self.om.address], deadline_ms=5_000), self.options)

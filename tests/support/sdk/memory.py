@@ -7,7 +7,7 @@ from dataclasses import replace
 from om_processors.errors import OMError
 from om_processors.execution.execute import apply_request, pre_execute
 from om_processors.namespace import tables
-from om_processors.namespace.context import Allocation, Contexts
+from om_processors.namespace.context import ALLOW_ALL, Allocation, Authorizer, Contexts
 from om_processors.namespace.names import MIN_NAME_CHARACTERS
 from producers.client import Client
 from producers.reads.reads import Reads
@@ -16,6 +16,7 @@ from producers.requests.engine import RequestEngine, RequestSettings
 from schemas.codecs import codec
 from schemas.column_families import BUCKET_TABLE, KEY_TABLE, VOLUME_TABLE
 from schemas.features import LATEST
+from schemas.records.identity import ProvenCaller
 from schemas.records.messages import AllocateBlock, CommitKey, Request, Response
 from schemas.records.rows import BucketInfo, KeyInfo, VolumeInfo
 from schemas.result_codes import OK
@@ -38,6 +39,9 @@ class MemoryCluster:
     block_bytes = BLOCK_BYTES
     inline_bytes = DEFAULT_INLINE_BYTES
     level = LATEST
+    authorizer: Authorizer = ALLOW_ALL
+    standing: ProvenCaller | None = None
+    """What is known of whoever calls; None: requests are not signed, and everything is allowed."""
 
     def __init__(self, shards=2):
         self.shards = shards
@@ -76,13 +80,12 @@ class MemoryCluster:
             choose=(lambda: given) if self.datanodes else None, inline_bytes=self.inline_bytes,
         )  # fmt: skip
         request = request_of(lengthened(body))
-        prepared = pre_execute(request, contexts.at(self.index, self.index))
+        prepared = pre_execute(request, contexts.at(self.index, self.index), self.standing)
         if prepared.blocks:
-            excluded = body.excluded_pipelines if isinstance(body, AllocateBlock) else []
-            prepared = replace(prepared, blocks=[self.place(block, excluded) for block in prepared.blocks])
+            prepared = replace(prepared, blocks=self.place_all(prepared.blocks, body))
         transaction = DictTransaction(self.tables, self.index)
         transaction.feature_level = self.level
-        result = apply_request(prepared, transaction)
+        result = apply_request(prepared, transaction, self.authorizer)
         transaction.commit()
         return result
 
@@ -99,6 +102,11 @@ class MemoryCluster:
 
     def pipelines(self) -> list[str]:
         return ["p1"]
+
+    def place_all(self, blocks, body):
+        """Say where the blocks go that a request was given."""
+        excluded = body.excluded_pipelines if isinstance(body, AllocateBlock) else []
+        return [self.place(block, excluded) for block in blocks]
 
     def place(self, block, excluded):
         """Say where a block goes that was allocated."""

@@ -43,7 +43,7 @@ def test_each_request_and_read_of_the_client_is_awaited_and_the_rest_is_left() -
     assert generated(CLIENT) == AWAITED
     found = generated(async_methods.SOURCE.read_text(encoding="utf-8"))
     made = [name for name in vars(AsyncClient) if f"def {name}(" in found]
-    by_hand = {"submit", "submit_with", "call", "open", "close", "over"}
+    by_hand = {"submit", "submit_with", "together", "call", "open", "close", "over"}
     public = {
         name for name, value in vars(Client).items() if inspect.isfunction(value) or isinstance(value, classmethod)
     }

@@ -8,7 +8,7 @@ import pytest
 
 from om_processors.errors import OMError
 from om_processors.execution.execute import execute
-from om_processors.execution.requests.blocks import SMALL_FILE_BYTES, SMALL_FILES_RUN
+from om_processors.execution.requests.blocks import SMALL_FILES_RUN
 from om_processors.execution.requests.key import MAX_BLOCKS_PER_KEY, MAX_EXPIRED_ROWS, PREALLOCATED_BLOCKS
 from om_processors.namespace import ids, quota, tables
 from replicated_db.core.tables.merge import encode_int64
@@ -29,6 +29,7 @@ from schemas.records.messages import (
     SetBucketProperty,
 )
 from schemas.records.rows import BlockLocation, KeyInfo
+from schemas.small_objects import SMALL_FILE_BYTES
 from tests.support.om.om_world import BLOCK_SIZE_BYTES, PIPELINES, World, request_of
 
 PLACE: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1"}

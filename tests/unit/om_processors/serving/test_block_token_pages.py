@@ -21,7 +21,7 @@ from schemas.access.acl import parse_acl
 from schemas.access.block_tokens import READ_BLOCK, TOKEN_KEYS_USER, TOKEN_LIFETIME_MS, WRITE_BLOCK, verified_token
 from schemas.records.datanode import BlockTokenKey
 from schemas.records.identity import ChangeAcl, CreateUser, ProvenCaller
-from schemas.records.messages import AllocateBlock, CommitKey, CreateKey, KeySession
+from schemas.records.messages import AllocateBlock, CommitKey, CommitReserved, CreateKey, KeySession, ReserveBlocks
 from tests.support.local.secret import SECRET
 from tests.support.om.dict_transaction import DictTables
 from tests.support.om.om_world import BLOCK_SIZE_BYTES, World
@@ -130,6 +130,23 @@ def test_an_open_key_comes_with_tokens_for_all_blocks_that_it_was_given():
     assert site.said(answer) == [(*one, READ_BLOCK | WRITE_BLOCK, BLOCK_SIZE_BYTES) for one in blocks(answer)]
 
 
+def test_a_reservation_comes_with_tokens_for_the_blocks_that_are_left():
+    site = Site()
+    reserved = site.world.session(ReserveBlocks(**PLACE, count=3), "bob")
+    first, *left = reserved.blocks
+    named = {"name": "", "session_id": str(reserved.session_id)}
+    _, answer = site.open_key(**named)
+    assert [one[1] for one in blocks(answer)] == [block.local_id for block in reserved.blocks]
+    written = replace(first, offset=0, length=5, bcs_id=7)
+    body = CommitReserved(**PLACE, key="k", session_id=reserved.session_id, size=5, blocks=[written])
+    assert site.world.do(body, "bob") is None
+    status, answer = site.open_key(BOB, **named)
+    assert status == 200
+    assert site.said(answer) == [(one.container_id, one.local_id, READ_BLOCK | WRITE_BLOCK, one.length) for one in left]
+    status, refused = site.open_key(replace(BOB, user="eve"), **named)
+    assert (status, refused["error"]) == (403, "PERMISSION_DENIED")
+
+
 def test_tokens_come_with_locations_to_whoever_has_the_right():
     site = Site()
     assert site.key(ANN, tokens="true")[0] == 200
@@ -160,7 +177,8 @@ def test_tokens_come_with_locations_to_whoever_has_the_right():
         ({"name": "done"}, 404, "KEY_NOT_FOUND"),
         ({"session_id": "x"}, 400, "INVALID_REQUEST"),
         ({"session_id": str(2**63)}, 400, "INVALID_REQUEST"),
-        ({"name": ""}, 400, "INVALID_KEY_NAME"),
+        ({"name": ""}, 404, "KEY_NOT_FOUND"),  # the session is that of a key, not of a reservation
+        ({"name": "k" * 5000}, 400, "INVALID_KEY_NAME"),
         ({"consistency": "hopeful"}, 400, "INVALID_REQUEST"),
     ],
 )

@@ -6,20 +6,25 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from om_processors.errors import OMError
+from om_processors.serving.queries import open_key_blocks
 from producers.errors import DatanodeError
+from producers.files.core import block_stock
 from producers.files.key_reader import KeyReader
 from producers.reads.reads import Reads
 from schemas.access.block_tokens import READ_BLOCK, WRITE_BLOCK, BlockToken, issued_token
+from schemas.codecs.codec import decode_as
 from schemas.records.datanode import BlockTokenKey, BlockTokenKeys
+from schemas.records.messages import CommitReserved, ReleaseBlocks, Request
 from tests.support.local.secret import SECRET
 from tests.support.sdk.datanodes import KIB, OmNode, World
+from tests.support.sdk.memory import lengthened
 from tests.support.security.certified import Certified
 
 DATA = os.urandom(700 * KIB)
@@ -45,8 +50,16 @@ class GivingNode(OmNode):
         if url.path == "/v1/pipelines":
             return 200, json.dumps(self.world.pipelines_answer() | {"block_tokens": not self.stingy}).encode()
         if url.path.endswith("/open-key"):
-            self.given.append("open-key")
-            blocks = [asdict(block) for block in self.world.cluster.allocated]
+            _, _, _, volume, _, bucket, _ = url.path.split("/")
+            place = lengthened(ReleaseBlocks(volume=volume, bucket=bucket, session_id=int(query["session_id"])))
+            try:
+                found = open_key_blocks(
+                    self.world.cluster.tables, place.volume, place.bucket, query.get("name", ""), place.session_id
+                )
+            except OMError as error:
+                return 404, json.dumps({"error": error.status, "message": error.message}).encode()
+            self.given.append("open-key" if "name" in query else "reservation")
+            blocks: Any = found["blocks"]
             return 200, json.dumps({"blocks": blocks} | self._tokens(blocks, READ_BLOCK | WRITE_BLOCK)).encode()
         status, body = super().respond(target)
         if status == 200 and query.get("tokens") == "true":
@@ -126,6 +139,30 @@ def test_a_client_asks_for_tokens_by_itself(site: Site):
     site.world.check_replicas(DATA)
     assert site.node.given == ["open-key", "key"]
     assert site.refused() == 0
+
+
+def test_tokens_for_reserved_blocks_are_those_of_the_reservation(
+    tmp_path: Path, certified: Certified, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(block_stock, "BUSY_S", 3600.0)
+    monkeypatch.setattr(block_stock, "FRESH_S", 3600.0)
+    site = Site(tmp_path, certified, small=True)
+    world = site.world
+    for number in range(block_stock.BUSY_KEYS):
+        world.put(b"first", f"/v/b/{number}")
+    world.client.create_volume("later")  # the reservation has come when this is answered
+    site.node.given.clear()
+    for number in range(5):
+        world.put(DATA[: 1000 + number], f"/v/b/reserved-{number}")
+    site.roll(2)
+    world.put(DATA[:1005], "/v/b/reserved-5")
+    bodies = [decode_as(Request, value).body for value in world.cluster.seen]
+    assert sum(isinstance(body, CommitReserved) for body in bodies) == 6
+    assert set(site.node.given) == {"reservation"}
+    assert len(site.node.given) <= 2, "they are asked for once, and once more after the key was rolled"
+    for number in range(6):
+        world.check_replicas(DATA[: 1000 + number], f"reserved-{number}")
+    site.close()
 
 
 @pytest.mark.parametrize("way", [0, 1, 2, 3])
