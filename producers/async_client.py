@@ -20,7 +20,7 @@ from producers.client import CLOSE_TIMEOUT_MS, MODES, Client, logger
 from producers.connecting import open_engine
 from producers.errors import StratologError, closed_unanswered
 from producers.files.async_key_files import AsyncKeyFile
-from producers.files.block_reservations import without_own
+from producers.files.block_reservations import is_own, without_own
 from producers.files.key_files import KeyInput, KeyOutput, check_open
 from producers.reads.leaders_group import find_nodes
 from producers.reads.read_views import (
@@ -499,15 +499,13 @@ class AsyncClient:
         """As :meth:`producers.Client.close`."""
         arguments.number("timeout_ms", timeout_ms, 0)
         unanswered: list[RequestBody] = []
-        own = 0
         if self._files is not None:
             client, workers = self._files
-            own = await asyncio.to_thread(client.streams.release, client)
+            await asyncio.to_thread(client.streams.release, client)
             await asyncio.to_thread(client.streams.close)
             await asyncio.to_thread(workers.shutdown)
         if self._pipeline is not None:
-            wait_ms = timeout_ms if self._pipeline.in_flight > own else 0
-            unanswered = without_own(await asyncio.to_thread(self._pipeline.close, wait_ms))
+            unanswered = without_own(await asyncio.to_thread(self._pipeline.close, timeout_ms, is_own))
         await asyncio.to_thread(self.reads.close)
         return unanswered
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, Self, overload
 from producers.blocks.stream_options import StreamOptions
 from producers.connecting import open_engine
 from producers.errors import StratologError, closed_unanswered
-from producers.files.block_reservations import without_own
+from producers.files.block_reservations import is_own, without_own
 from producers.files.key_files import KeyInput, KeyOutput, check_open, create_file, open_file
 from producers.files.key_streams import KeyStreams
 from producers.reads.leaders_group import find_nodes
@@ -206,7 +206,8 @@ class Client:
         """Have the requests that this thread submits in the block leave together, at its end.
 
         They then reach a leader as one message if they are of one shard, and usually become one entry of its log. Do
-        not wait for an answer in the block.
+        not wait for an answer in the block. If ``max_in_flight`` requests are in flight, the next one is refused at
+        once: TooManyInFlight.
 
         >>> from schemas.records.messages import DeleteKey
         >>> with client.together():  # doctest: +SKIP
@@ -687,9 +688,10 @@ class Client:
         >>> unanswered = client.close(timeout_ms=1000)  # doctest: +SKIP
         """
         arguments.number("timeout_ms", timeout_ms, 0)
-        own = self.streams.release(self)
+        self.pipeline.check_may_close()
+        self.streams.release(self)
         # What the client asked for on its own is not waited for any longer, and is nobody's business.
-        unanswered = without_own(self.pipeline.close(timeout_ms if self.pipeline.in_flight > own else 0))
+        unanswered = without_own(self.pipeline.close(timeout_ms, is_own))
         self.streams.close()
         self.reads.close()
         return unanswered

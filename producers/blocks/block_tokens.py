@@ -6,7 +6,8 @@ datanodes that demand one. Rules:
 1. Nothing is asked for until a node has said that it gives tokens (``GET /v1/pipelines``), or a datanode has refused a
    request for want of one.
 2. A token is asked for anew when a quarter of its time is left, and when a datanode refuses it, but not more often
-   than every MIN_ASK_S. If no node answers, the old one is shown on: the datanode judges it.
+   than every MIN_ASK_S. If no node answers, the old one is shown on: the datanode judges it. Who has none then fails,
+   and so do others within MIN_ASK_S.
 3. Tokens are kept in memory alone, as long as their key is open.
 """
 
@@ -82,7 +83,7 @@ class KeyTokens:
             now_s = self._now_s()
             if now_s < renew_s or not (token or self._demanded or self._given()):
                 return token
-            if now_s - self._asked_s >= MIN_ASK_S or block not in self._tokens:
+            if now_s - self._asked_s >= MIN_ASK_S or not (block in self._tokens or self._trouble):
                 self._renew()
                 token, _ = self._tokens.setdefault(block, (b"", float("-inf")))
             if not token and self._trouble:
@@ -102,12 +103,14 @@ class KeyTokens:
         return True
 
     def _renew(self) -> None:
-        self._asked_s, self._trouble = self._now_s(), ""
+        self._trouble = ""
         try:
             grant = self._ask()
         except (RequestFailed, RetryableError) as error:
             self._trouble = str(error)
             return
+        finally:
+            self._asked_s = self._now_s()  # those who have waited behind this answer do not ask at once again
         if grant is not None:
             self._keep(grant)
 

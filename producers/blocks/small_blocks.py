@@ -23,9 +23,9 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -122,12 +122,17 @@ class WaitingBlock:
             try:
                 ending = self.follow(bcs_id)
             except BaseException:
-                self.done.set_result(bcs_id)
+                self.tell(bcs_id)
                 raise
             if ending is not None:
-                ending.add_done_callback(lambda _: self.done.set_result(bcs_id))
+                ending.add_done_callback(lambda _: self.tell(bcs_id))
                 return
-        self.done.set_result(bcs_id)
+        self.tell(bcs_id)
+
+    def tell(self, bcs_id: int | None) -> None:
+        """Tell whoever waits, unless he was told already."""
+        with suppress(InvalidStateError):
+            self.done.set_result(bcs_id)
 
 
 class SmallBlocks:
@@ -176,6 +181,16 @@ class SmallBlocks:
             batch = self._batches.next_batch(way)
         if batch and not self._begin(way, batch):
             return None
+        try:
+            return self._wait(waiting, pipeline, still)
+        except BaseException:
+            waiting.leave()
+            raise
+
+    def _wait(
+        self, waiting: WaitingBlock, pipeline: PipelineView, still: Callable[[object], None]
+    ) -> int | None:  # fmt: skip
+        block, silent = waiting.block, self._datanodes.silent
         suspect_at_s = time.monotonic() + SUSPECT_AFTER_S
         while True:
             try:
@@ -183,16 +198,16 @@ class SmallBlocks:
             except FutureTimeout:
                 if waiting.is_followed:
                     continue
-                if silent.among(pipeline.members) and waiting.leave():
-                    return None
-                if time.monotonic() >= suspect_at_s:
-                    suspect_at_s = float("inf")
-                    silent.suspect(pipeline.members)
-                try:
-                    still(f"block {location.container_id}/{location.local_id} is being written on {pipeline.pipeline}")
-                except BaseException:
-                    if waiting.leave():
-                        raise
+            if silent.among(pipeline.members) and waiting.leave():
+                return None
+            if time.monotonic() >= suspect_at_s:
+                suspect_at_s = float("inf")
+                silent.suspect(pipeline.members)
+            try:
+                still(f"block {block.container_id}/{block.local_id} is being written on {pipeline.pipeline}")
+            except BaseException:
+                if waiting.leave():
+                    raise
 
     def _begin(self, way: SmallWay, batch: Sequence[WaitingBlock]) -> bool:
         """Have a thread send a batch; return False if there is none any more: the client is being closed."""
@@ -225,8 +240,8 @@ class SmallBlocks:
             waiting = self._batches.on_failed(way, time.monotonic())
         for block in (*batch, *waiting):
             # Whoever waits for the end of what follows does so whatever became of the batch.
-            if not block.done.done() and not block.is_followed:
-                block.done.set_result(None)
+            if block.leave():
+                block.tell(None)
 
     def _send(self, way: SmallWay, batch: Sequence[WaitingBlock]) -> None:
         """Carry out one exchange; raises DatanodeError if it fails as a whole."""
@@ -253,7 +268,7 @@ class SmallBlocks:
                     self.written += 1
                     one.end(outcome.bcs_id)
                 else:
-                    one.done.set_result(None)
+                    one.tell(None)
 
     def _root(self, way: SmallWay) -> Member:
         members = nearest_first(random.sample(way.members, len(way.members)), way.rack)

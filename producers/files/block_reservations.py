@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from producers.blocks.block_tokens import TokenSource
 from producers.blocks.stream_options import CommitWay, StreamOptions
 from producers.errors import StratologError
 from producers.files.core.block_stock import RESERVED_BLOCKS, BlockStock, Reservation
-from producers.requests.keys import session_of
+from producers.requests.keys import Requester, session_of
 from schemas.records.messages import ReleaseBlocks, RequestBody, ReserveBlocks, Response
 from schemas.records.rows import BlockLocation
 from schemas.small_objects import SMALL_FILE_BYTES
@@ -43,16 +42,14 @@ def largest_reserved(options: StreamOptions) -> int:
     return min(options.small_block_bytes, options.block_bytes, SMALL_FILE_BYTES)
 
 
+def is_own(body: RequestBody) -> bool:
+    """Say whether a client sends such a request on its own."""
+    return isinstance(body, ReserveBlocks | ReleaseBlocks)
+
+
 def without_own(unanswered: Sequence[RequestBody]) -> list[RequestBody]:
     """Return those unanswered requests of a client that is closed that its callers sent."""
-    return [body for body in unanswered if not isinstance(body, ReserveBlocks | ReleaseBlocks)]
-
-
-class Requester(Protocol):
-    """What is needed of :class:`producers.Client`."""
-
-    def submit(self, body: RequestBody) -> Future[Response]:
-        """Send a request and return the future of its response."""
+    return [body for body in unanswered if not is_own(body)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +107,16 @@ class BlockReservations:
             taken = None if stock is None else stock.take(size_bytes, self._now_s())
         if stock is None or taken is None:
             return None
-        self._send_due(client, bucket, stock)
         reservation, location = taken
-        return ReservedBlock(
+        found = ReservedBlock(
             bucket=bucket, location=location, reservation=reservation, tokens=reservation.tokens  # type: ignore[arg-type]
         )  # fmt: skip
+        try:
+            self._send_due(client, bucket, stock)
+        except BaseException:
+            self.on_unused(found)
+            raise
+        return found
 
     def on_committed(self, client: Requester, block: ReservedBlock) -> None:
         """Note that a key was committed with a block."""
@@ -141,6 +143,8 @@ class BlockReservations:
             stocks = list(self._stocks.items())
             for _, stock in stocks:
                 stock.stop()
+            if not self._waiting and not any(stock.has_to_release for _, stock in stocks):
+                return 0
         while True:
             # A client with as many calls in flight as it may have waits for room, so this has a thread of its own.
             sending = threading.Thread(
@@ -197,9 +201,13 @@ class BlockReservations:
     def _send(self, client: Requester, body: RequestBody, done: Callable[[Future[Response]], None]) -> None:
         try:
             future = client.submit(body)
-        except StratologError as error:  # the client is closed
+        except BaseException as error:
             future = Future()
             future.set_exception(error)
+            done(future)
+            if not isinstance(error, StratologError):  # else the client is closed
+                raise
+            return
         with self._lock:
             self._waiting.add(future)
         future.add_done_callback(done)

@@ -27,8 +27,9 @@ from producers.errors import WRITE_FAILED, RequestFailed, RetryableError, Strato
 from producers.files.block_reservations import largest_reserved
 from producers.files.core.inline_limit import TO_DATANODES
 from producers.files.key_streams import KeyStreams
-from producers.files.key_writer import BegunKey, KeyWriter, Requester, WriteStatistics
+from producers.files.key_writer import BegunKey, KeyWriter, WriteStatistics
 from producers.files.reserved_keys import ReservedKey
+from producers.requests.keys import Requester
 from schemas.records.messages import PutKey
 from schemas.records.rows import BlockLocation
 

@@ -26,10 +26,11 @@ from producers.files.block_reservations import largest_reserved
 from producers.files.inline_keys import InlineReader, InlineWriter
 from producers.files.key_reader import KeyReader
 from producers.files.key_streams import KeyStreams
-from producers.files.key_writer import KeyWriter, Requester, WriteStatistics
+from producers.files.key_writer import KeyWriter, WriteStatistics
 from producers.reads.read_views import TokenGrant
 from producers.reads.reads import CONSISTENCIES, DEFAULT_CONSISTENCY, Consistency, Reads
 from producers.requests import arguments
+from producers.requests.keys import Requester
 from schemas.records.rows import BlockLocation, KeyInfo
 
 if TYPE_CHECKING:

@@ -14,10 +14,11 @@ from producers.blocks.datanodes import Datanodes
 from producers.blocks.small_blocks import SmallBlocks, Together
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import CLIENT_CLOSED, ClientClosed
-from producers.files.block_reservations import BlockReservations, Requester
+from producers.files.block_reservations import BlockReservations
 from producers.files.core.inline_limit import InlineLimit
 from producers.reads.reads import Reads
 from producers.requests.call_spans import NO_SPANS, SpansOfClient
+from producers.requests.keys import Requester
 from schemas.records.rows import NO_KEY
 from schemas.security.tls import ProcessTls
 

@@ -22,7 +22,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 from producers.blocks.background_commits import BlockFailed
 from producers.blocks.block_writer import BlockWriter
@@ -37,7 +36,7 @@ from producers.files.block_reservations import largest_reserved
 from producers.files.core.failed_blocks import LAST_PAUSE_MS, PAUSE_MS, FailedBlocks, KeyGivesUp
 from producers.files.core.key_fate import FateOfKey
 from producers.files.key_streams import KeyStreams
-from producers.requests.keys import block_of, session_of
+from producers.requests.keys import Requester, block_of, session_of
 from producers.waiting import SlowWait
 from schemas.records.messages import AllocateBlock, CommitKey, CreateKey, RequestBody, Response
 from schemas.records.rows import BlockLocation
@@ -45,13 +44,6 @@ from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE
 
 KEEP_BYTES = 8 * 1024 * 1024
 """``bytes`` objects of up to this size are kept instead of copied: each is released as a whole."""
-
-
-class Requester(Protocol):
-    """What a writer needs of :class:`producers.Client`."""
-
-    def submit(self, body: RequestBody) -> Future[Response]:
-        """Send a request and return the future of its response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 
 from producers.blocks.background_commits import BlockFailed
 from producers.blocks.block_writer import BlockWriter
 from producers.blocks.stream_options import StreamOptions
-from producers.errors import RequestFailed, StratologError
-from producers.files.block_reservations import Requester, ReservedBlock
+from producers.errors import RequestFailed, RetryableError, StratologError, TooManyInFlight
+from producers.files.block_reservations import ReservedBlock
 from producers.files.key_streams import KeyStreams
 from producers.files.key_writer import BegunKey
+from producers.requests.keys import Requester
 from producers.waiting import SlowWait
 from schemas.records.messages import CommitReserved, Response
 from schemas.records.rows import BlockLocation
@@ -46,6 +48,7 @@ class ReservedKey:
         self._size = 0
         self._answer: Future[Response] | None = None
         """What CommitReserved is answered, once it was sent."""
+        self._context = copy_context()
         self.location: BlockLocation | None = None
         """The block, once the key is committed."""
         self.requests = 0
@@ -88,7 +91,11 @@ class ReservedKey:
         """Write the block; return None if it fails."""
         self._patience.begin()
         self._size = sum(map(len, parts))
-        block, span = self._begin(), self._begun.span
+        try:
+            block, span = self._begin(), self._begun.span
+        except (RequestFailed, RetryableError) as error:  # nobody knows its pipeline
+            self._still(error)
+            return None
         span.block_began(block, block.pipeline.pipeline, ",".join(one.datanode for one in block.pipeline.members))
         failure: BlockFailed | None = None
         try:
@@ -115,11 +122,14 @@ class ReservedKey:
         return self._block
 
     def _follow(self, bcs_id: int) -> Future[Response] | None:
-        """Send the commit behind the block, on the thread of its exchange; None if the key has failed meanwhile."""
+        """Send the commit behind the block, on the thread of its exchange, as if it were the key's own.
+
+        Returns None if the key has failed meanwhile, or there is no room for one more call: its own thread meets that.
+        """
         try:
-            return self._send_commit(replace(self._block_location(), bcs_id=bcs_id))
+            return self._context.run(self._send_commit, replace(self._block_location(), bcs_id=bcs_id))
         except StratologError:
-            return None  # the key's own thread meets the same
+            return None
 
     def _block_location(self) -> BlockLocation:
         return replace(self._reserved.location, offset=0, length=self._size)
@@ -131,13 +141,17 @@ class ReservedKey:
             blocks=[location], replication=self._replication, metadata=dict(self._metadata),
         )  # fmt: skip
         self._begun.on_commit_sent()
-        self.requests = 1
         try:
             with self._begun.span.current():
                 answer = self._client.submit(body)
-        except StratologError as error:
+        except TooManyInFlight as full:
+            refusal = full
+            self._begun.end_commit(lambda: _raise(refusal), _always)
+            raise
+        except Exception as error:
             answer = Future()
             answer.set_exception(error)
+        self.requests = 1
         self._answer = answer
         return answer
 
@@ -158,6 +172,14 @@ def _put(block: BlockWriter, left: memoryview) -> None:
         block.push()
         if not taken:
             block.wait_for_room()
+
+
+def _raise(error: StratologError) -> None:
+    raise error
+
+
+def _always(_error: StratologError) -> bool:
+    return True
 
 
 def _is_gone(error: StratologError) -> bool:

@@ -350,23 +350,26 @@ class RequestEngine:
 
     def _submit(self, body: RequestBody, done: Done, trace_key: bytes | None) -> None:
         on_poller = threading.current_thread() is self._poller
+        gathers = getattr(self._gathering, "on", False)
         with self._lock:
             if not on_poller:
-                self._wait_for_room(body)
+                self._wait_for_room(body, wait=not gathers)
             if self._closed is not None:
                 raise ClientClosed(CLIENT_CLOSED, self._closed, request=body)
             call = self._calls.begin(
                 body, done, now_ms=_now_ms(), wall_ms=time.time_ns() // 1_000_000, trace_key=trace_key
             )
             self._outbox.append(call)
-            gathers = on_poller or getattr(self._gathering, "on", False)
-            send = not gathers and (self._linger_ms == 0.0 or len(self._outbox) >= OUTBOX_CALLS)
+            send = not (on_poller or gathers) and (self._linger_ms == 0.0 or len(self._outbox) >= OUTBOX_CALLS)
         if send:
             self._send_outbox()
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Have the requests that this thread submits in the block leave together, at its end."""
+        """Have the requests that this thread submits in the block leave together, at its end.
+
+        A request for which there is no room is refused at once with TooManyInFlight: those before it have not left yet.
+        """
         outer = getattr(self._gathering, "on", False)
         self._gathering.on = True
         try:
@@ -376,17 +379,18 @@ class RequestEngine:
             if not outer:
                 self._send_outbox()
 
-    def _wait_for_room(self, body: RequestBody) -> None:
+    def _wait_for_room(self, body: RequestBody, *, wait: bool) -> None:
         policy = self._settings.policy
         if len(self._calls) + self._telling < policy.max_in_flight:
             return
         self._waiting += 1
+        wait_ms = policy.deadline_ms if wait else 0
         try:
-            free = self._room.wait_for(self._has_room_or_is_closed, policy.deadline_ms / 1000)
+            free = self._room.wait_for(self._has_room_or_is_closed, wait_ms / 1000)
         finally:
             self._waiting -= 1
         if not free:
-            message = f"{policy.max_in_flight} requests in flight are the limit; none ended in {policy.deadline_ms} ms"
+            message = f"{policy.max_in_flight} requests in flight are the limit; none ended in {wait_ms} ms"
             raise TooManyInFlight(TOO_MANY_IN_FLIGHT, message, request=body)
 
     def _has_room_or_is_closed(self) -> bool:
@@ -400,18 +404,28 @@ class RequestEngine:
             if calls:
                 self._transport.send(calls)
 
-    def close(self, timeout_ms: int) -> list[RequestBody]:
-        """Refuse new calls, wait for those in flight, stop; return what is unanswered after ``timeout_ms``.
-
-        The outcome of the unanswered calls is OutcomeUnknown. Closing again returns an empty list.
-        """
+    def check_may_close(self) -> None:
+        """Raise RuntimeError on the poller: a callback cannot wait for itself."""
         if threading.current_thread() is self._poller:
             raise RuntimeError("a client cannot be closed from the callback of one of its calls")
+
+    def close(
+        self, timeout_ms: int, is_own: Callable[[RequestBody], bool] = lambda _: False
+    ) -> list[RequestBody]:  # fmt: skip
+        """Refuse new calls, wait for those in flight, stop; return what is unanswered after ``timeout_ms``.
+
+        Those that are the client's ``own`` are not waited for. The outcome of the unanswered calls is OutcomeUnknown.
+        Closing again returns an empty list.
+        """
+        self.check_may_close()
         with self._lock:
             if self._closed is None:
                 self._closed = "the client is closed"
             self._waiting += 1
-            self._room.wait_for(lambda: not len(self._calls) + self._telling or self._stop, timeout_ms / 1000)
+            self._room.wait_for(
+                lambda: self._stop or (not self._telling and all(is_own(call.body) for call in self._calls)),
+                timeout_ms / 1000,
+            )
             self._waiting -= 1
             self._stop = True
             self._room.notify_all()

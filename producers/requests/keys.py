@@ -24,6 +24,13 @@ from schemas.records.rows import NEVER_WRITTEN, BlockLocation
 from schemas.result_codes import BUCKET_ALREADY_EXISTS, VOLUME_ALREADY_EXISTS
 
 
+class Requester(Protocol):
+    """What the writer of one key needs of :class:`producers.Client`."""
+
+    def submit(self, body: RequestBody) -> Future[Response]:
+        """Send a request and return the future of its response."""
+
+
 class Submitter(Protocol):
     """What a writer needs of :class:`producers.Client`."""
 

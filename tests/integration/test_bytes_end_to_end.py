@@ -15,7 +15,9 @@ import pytest
 
 from producers import AsyncClient, Client, RequestFailed, StreamOptions
 from producers.bulk.key_copy import put_file
+from schemas.column_families import OPEN_KEY_TABLE
 from tests.support.local.stack import TestStack
+from tests.support.sdk.small_files import check_written, write_until_reserved
 from tests.support.sdk.written import fresh_bytes
 
 pytestmark = pytest.mark.integration
@@ -135,6 +137,27 @@ def test_the_sdk_writes_a_local_file_and_reads_it_awaited(stack: TestStack, clie
     asyncio.run(run())
     with client.open("/bytes/bucket/awaited") as file:
         assert file.read() == data
+
+
+def test_many_small_files_are_one_request_each_and_leave_nothing(stack: TestStack, client: Client) -> None:
+    """The blocks that were reserved for more files are given back when their client is closed."""
+    before = open_rows(stack)
+    nodes = [stack.address(name) for name in stack.names]
+    with stack.client(nodes=nodes) as own:
+        written = write_until_reserved(own, "/bytes/bucket/small")
+        stack.wait("some blocks are reserved", lambda: open_rows(stack) > before)
+        check_written(client, written)
+    stack.wait("they are given back", lambda: open_rows(stack) == before)
+    check_written(client, written)
+
+
+def open_rows(stack: TestStack) -> int:
+    """Return the number of rows of openKeyTable on one node."""
+    counted = [
+        stack.get(stack.names[0], f"/v1/shards/{shard}/count", cf=OPEN_KEY_TABLE).json()
+        for shard in range(stack.settings.shards)
+    ]
+    return sum(int(one["rows"]) for one in counted)
 
 
 EXAMPLES = {

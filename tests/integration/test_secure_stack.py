@@ -41,6 +41,7 @@ from stratolog.security.key_encryption import KeyEncryption
 from stratolog.security.private_files import write_private
 from tests.support.local.secure_stack import SecureStack, read_error, secure_settings, write_error
 from tests.support.local.tokened_stack import check_block_tokens
+from tests.support.sdk.small_files import check_written, write_until_reserved
 
 pytestmark = pytest.mark.integration
 
@@ -69,6 +70,8 @@ def test_a_user_writes_a_key_and_reads_it(secure):
                 file.write(content)
             with client.open(f"/vol1/bucket1/{name}") as file:
                 assert file.read() == content
+        # Reserved blocks have tokens as all others.
+        check_written(client, write_until_reserved(client, "/vol1/bucket1/many"))
 
 
 @pytest.mark.slow

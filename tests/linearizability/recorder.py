@@ -85,8 +85,10 @@ class Writer:
         place["bucket"] = self.rng.choice(BUCKETS)
         if kind.endswith("_bucket"):
             self.write(kind, place)
-        elif kind in ("put", "put_reserved"):
-            self.put(**place, key=self.rng.choice(KEYS), reserves=kind == "put_reserved")
+        elif kind == "put":
+            self.put(**place, key=self.rng.choice(KEYS))
+        elif kind == "put_reserved":
+            self.put_reserved(**place, key=self.rng.choice(KEYS))
         elif kind == "put_key":
             self.write(kind, {**place, "key": self.rng.choice(KEYS), "size": next(self.sizes)})
         elif kind == "delete_key":
@@ -97,15 +99,23 @@ class Writer:
         elif self._sessions:
             self.commit(self.rng.choice(self._sessions))
 
-    def put(self, volume: str, bucket: str, key: str, *, reserves: bool) -> None:
-        """Open a key, or reserve a block, and commit the key."""
+    def put(self, volume: str, bucket: str, key: str) -> None:
+        """Open a key and commit it."""
         size = next(self.sizes)
-        if reserves:
-            operation = self.history.call(self.number, "reserve_blocks", volume=volume, bucket=bucket)
-            body: m.RequestBody = m.ReserveBlocks(volume=volume, bucket=bucket, count=1)
-        else:
-            operation = self.history.call(self.number, "create_key", volume=volume, bucket=bucket, key=key)
-            body = m.CreateKey(volume=volume, bucket=bucket, key=key, size=size)
+        operation = self.history.call(self.number, "create_key", volume=volume, bucket=bucket, key=key)
+        body = m.CreateKey(volume=volume, bucket=bucket, key=key, size=size)
+        self._put((volume, bucket, key), size, operation, body, "commit_key")
+
+    def put_reserved(self, volume: str, bucket: str, key: str) -> None:
+        """Reserve a block and commit a key with it."""
+        operation = self.history.call(self.number, "reserve_blocks", volume=volume, bucket=bucket)
+        body = m.ReserveBlocks(volume=volume, bucket=bucket, count=1)
+        self._put((volume, bucket, key), next(self.sizes), operation, body, "commit_reserved")
+
+    def _put(
+        self, place: tuple[str, str, str], size: int, operation: Operation, body: m.RequestBody, commits: str
+    ) -> None:
+        """Send what gives a session, and commit the key in it."""
         try:
             response = self.client.call(body)
         except RequestFailed as error:
@@ -118,8 +128,7 @@ class Writer:
             return
         opened = session_of(response)
         self.history.returned(operation, "OK", session=opened.session_id)
-        commits = "commit_reserved" if reserves else "commit_key"
-        session = Session(volume, bucket, key, opened.session_id, fit_blocks(opened.blocks, size), size, commits)
+        session = Session(*place, opened.session_id, fit_blocks(opened.blocks, size), size, commits)
         self._sessions = [*self._sessions[-2:], session]
         self.commit(session)
 

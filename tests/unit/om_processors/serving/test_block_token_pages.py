@@ -135,7 +135,7 @@ def test_a_reservation_comes_with_tokens_for_the_blocks_that_are_left():
     reserved = site.world.session(ReserveBlocks(**PLACE, count=3), "bob")
     first, *left = reserved.blocks
     named = {"name": "", "session_id": str(reserved.session_id)}
-    _, answer = site.open_key(**named)
+    _, answer = site.open_key(None, **named)
     assert [one[1] for one in blocks(answer)] == [block.local_id for block in reserved.blocks]
     written = replace(first, offset=0, length=5, bcs_id=7)
     body = CommitReserved(**PLACE, key="k", session_id=reserved.session_id, size=5, blocks=[written])

@@ -101,3 +101,15 @@ def test_tokens_that_came_with_the_locations_are_taken():
 def test_who_needs_none_has_none():
     assert NO_TOKENS.of(BLOCK) == b""
     assert not NO_TOKENS.refused(BLOCK, BLOCK_TOKEN_MISSING)
+
+
+def test_many_keys_with_one_source_do_not_ask_one_after_the_other_when_nobody_answers():
+    nodes = Nodes()
+    nodes.refusal = RequestFailed("TIMED_OUT", "no node answers")
+    for local_id in range(16):
+        with pytest.raises(DatanodeError, match="no node answers"):
+            nodes.tokens.of((7, local_id))
+    assert nodes.asked == 1
+    nodes.refusal = None
+    nodes.now_s += MIN_ASK_S
+    assert nodes.tokens.of(BLOCK) == b"2-1"

@@ -375,3 +375,24 @@ def test_a_defect_in_what_follows_leaves_nobody_waiting(site: Site) -> None:
         raise RuntimeError("a defect")
 
     assert site.write(follow=follow) == 5
+
+
+def test_nothing_follows_a_block_whose_thread_could_not_be_started(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool queues what it is given before it says that there are no more threads: another one may come to it."""
+    submit = site.small._senders.submit
+    begun: list[int] = []
+    queued: list[Future[Any]] = []
+
+    def refuse(*arguments: Any) -> None:
+        queued.append(submit(*arguments))
+        raise RuntimeError("can't start new thread")
+
+    going = threading.Event()
+    site.datanodes.answer = lambda request: (going.wait(WAIT_S), site.datanodes.good(request))[1]
+    monkeypatch.setattr(site.small._senders, "submit", refuse)
+    try:
+        assert site.write(follow=begun.append) is None
+    finally:
+        going.set()
+    queued[0].result(WAIT_S)
+    assert begun == []

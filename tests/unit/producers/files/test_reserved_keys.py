@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from om_processors.namespace.access import ACCESS_RULES
 from producers.async_client import AsyncClient
 from producers.blocks.stream_options import CommitWay
 from producers.client import CLOSE_TIMEOUT_MS
-from producers.errors import ClientClosed, NotFound, OutcomeUnknown, RequestFailed, RetryableError
+from producers.errors import ClientClosed, NotFound, OutcomeUnknown, RequestFailed, RetryableError, TooManyInFlight
 from producers.files.block_reservations import BlockReservations
 from producers.files.core.block_stock import BUSY_KEYS, BUSY_S, CLOSED_S, FRESH_S, RESERVED_BLOCKS
 from producers.files.key_files import KeyOutput
@@ -784,3 +785,61 @@ def test_an_awaited_client_closes_likewise(busy: Writing) -> None:
         return time.monotonic() - began_s
 
     assert asyncio.run(run()) < CLOSE_TIMEOUT_MS / 1000 / 2
+
+
+# -- commits that the thread of an exchange sends ----------------------------------------------------------------------
+
+
+def test_a_commit_has_the_context_in_which_its_key_is_written(busy: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace that the application has begun, or has chosen not to sample, is seen whoever sends the commit."""
+    current: ContextVar[str] = ContextVar("current", default="none")
+    seen: list[tuple[str, str]] = []
+    submit = busy.client.submit
+
+    def noting(body: RequestBody) -> Any:
+        if isinstance(body, CommitReserved):
+            seen.append((current.get(), threading.current_thread().name))
+        return submit(body)
+
+    monkeypatch.setattr(busy.client, "submit", noting)
+    current.set("the application's")
+    busy.write("k")
+    ((context, thread),) = seen
+    assert context == "the application's"
+    assert thread.startswith("stratolog-small")
+
+
+def test_a_commit_without_room_among_the_calls_in_flight_waits_on_its_own_thread(
+    busy: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, refused = busy.client.submit, []
+
+    def full_for_others(body: RequestBody) -> Any:
+        if isinstance(body, CommitReserved) and threading.current_thread() is not threading.main_thread():
+            refused.append(body)
+            raise TooManyInFlight("TOO_MANY_IN_FLIGHT", "2 requests in flight are the limit")
+        return submit(body)
+
+    monkeypatch.setattr(busy.client, "submit", full_for_others)
+    assert busy.write("k").requests == 1
+    assert (len(refused), busy.kinds("k")) == (1, RESERVED)
+    busy.check()
+
+
+def test_a_reservation_on_a_pipeline_that_nobody_knows_is_not_used(
+    busy: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline, asked = busy.client.streams.directory.pipeline, []
+
+    def unknown_at_first(name: str) -> Any:
+        asked.append(name)
+        if len(asked) == 1:
+            raise RetryableError("NO_SUCH_PIPELINE", f"no node lists {name}")
+        return pipeline(name)
+
+    monkeypatch.setattr(busy.client.streams.directory, "pipeline", unknown_at_first)
+    busy.write("k")
+    assert busy.kinds("k") == ORDINARY
+    busy.settle()
+    assert busy.count(ReleaseBlocks) == 1
+    busy.check()

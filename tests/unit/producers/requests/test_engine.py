@@ -186,6 +186,20 @@ def test_requests_of_a_block_leave_together(opened):
     assert told.get(timeout=PATIENCE_S).status == "OK"
 
 
+def test_a_request_of_a_block_without_room_is_refused_at_once(opened):
+    pipeline, connection = opened(Policy(max_in_flight=2))
+    connection.held = True
+    told: Queue = SimpleQueue()
+    with pipeline.together():
+        for number in range(2):
+            pipeline.submit(CreateVolume(volume=f"v{number}"), told.put)
+        with pytest.raises(TooManyInFlight, match="in 0 ms"):
+            pipeline.submit(CreateVolume(volume="v2"), told.put)
+    connection.release()
+    for _ in range(2):
+        assert told.get(timeout=PATIENCE_S).status == "OK"
+
+
 def test_an_error_within_a_block_does_not_hold_what_was_submitted(opened):
     pipeline, _ = opened()
     told: Queue = SimpleQueue()
@@ -287,6 +301,19 @@ def test_closing_waits_for_answers_and_refuses_new_calls(opened):
     with pytest.raises(ClientClosed):
         pipeline.submit(CreateVolume(volume="v2"), told.put)
     assert pipeline.close(0) == []
+
+
+def test_closing_waits_for_callers_but_not_for_what_the_client_sent_on_its_own(opened):
+    pipeline, connection = opened()
+    connection.lost = lambda sent: b"own" in sent.value
+    told: Queue = SimpleQueue()
+    own = CreateVolume(volume="own")
+    pipeline.submit(own, told.put)
+    connection.held = True
+    pipeline.submit(CreateVolume(volume="v1"), told.put)
+    threading.Timer(0.05, connection.release).start()
+    assert pipeline.close(PATIENCE_S * 1000, lambda body: body == own) == [own]
+    assert [type(told.get(timeout=PATIENCE_S)) for _ in range(2)] == [Response, OutcomeUnknown]
 
 
 def test_closing_names_what_is_unanswered(opened):
