@@ -126,6 +126,7 @@ class ReservedKey:
 
         Returns None if the key has failed meanwhile, or there is no room for one more call: its own thread meets that.
         """
+        self._begun.span.block_ended(self._block, self._size)  # it is written; its commit has a span of its own
         try:
             return self._context.run(self._send_commit, replace(self._block_location(), bcs_id=bcs_id))
         except StratologError:
