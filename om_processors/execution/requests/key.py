@@ -215,6 +215,39 @@ def _commit(body: CommitKey, prepared: RequestPreparation, tx: RowTransaction) -
     succeed(tx, info, replaced, prepared)
 
 
+def put_at_once(
+    tx: RowTransaction, bucket: BucketInfo, body: PutKey | CommitReserved, prepared: RequestPreparation, *,
+    size: int, blocks: list[BlockLocation], data: bytes = b"",
+) -> None:  # fmt: skip
+    """Create and commit a key in one request, as CreateKey and CommitKey of the same caller would.
+
+    ``data`` are the bytes of an inline key. Raises OMError QUOTA_EXCEEDED.
+    """
+    row = tables.key_key(body.volume, body.bucket, body.key)
+    replaced = tables.get_key(tx, row)
+    quota.admit_key(tx, bucket, size, replaced)
+    info = KeyInfo(
+        volume=body.volume,
+        bucket=body.bucket,
+        key=body.key,
+        owner=prepared.caller if replaced is None else replaced.owner,
+        object_id=prepared.object_id,
+        update_id=prepared.index,
+        size=size,
+        replication=body.replication,
+        blocks=blocks,
+        metadata=body.metadata,
+        creation_time_ms=prepared.now_ms if replaced is None else replaced.creation_time_ms,
+        modification_time_ms=prepared.now_ms,
+        inline=bool(data),
+        acls=acls_of_new_key(tx, bucket, body.key) if replaced is None else replaced.acls,
+    )
+    tables.put_key(tx, row, info)
+    if data:
+        tables.put_inline(tx, info.object_id, data)
+    succeed(tx, info, replaced, prepared)
+
+
 def succeed(tx: RowTransaction, info: KeyInfo, replaced: KeyInfo | None, prepared: RequestPreparation) -> None:
     """Count a version of a key that was put in place of ``replaced``, if that is not None, and retire that one."""
     if replaced is None:

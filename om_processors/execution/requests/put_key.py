@@ -17,9 +17,9 @@ from om_processors.execution.requests.key import (
     MAX_METADATA_BYTES,
     check_kept,
     metadata_bytes,
-    succeed,
+    put_at_once,
 )
-from om_processors.namespace import quota, tables
+from om_processors.namespace import tables
 from om_processors.namespace.context import (
     AnyHandler,
     PreExecuteContext,
@@ -28,9 +28,7 @@ from om_processors.namespace.context import (
     RowTransaction,
 )
 from om_processors.namespace.names import check_new_key_name, check_place, shown
-from om_processors.namespace.prefixes import acls_of_new_key
 from schemas.records.messages import PutKey
-from schemas.records.rows import KeyInfo
 from schemas.result_codes import INLINE_TOO_LARGE
 from schemas.small_objects import MAX_INLINE_BYTES
 
@@ -64,29 +62,7 @@ def _check_size(body: PutKey, limit_bytes: int) -> None:
 
 def _put(body: PutKey, prepared: RequestPreparation, tx: RowTransaction) -> None:
     bucket = tables.require_bucket(tx, body.volume, body.bucket)
-    row = tables.key_key(body.volume, body.bucket, body.key)
-    replaced = tables.get_key(tx, row)
-    quota.admit_key(tx, bucket, len(body.data), replaced)
-    info = KeyInfo(
-        volume=body.volume,
-        bucket=body.bucket,
-        key=body.key,
-        owner=prepared.caller if replaced is None else replaced.owner,
-        object_id=prepared.object_id,
-        update_id=prepared.index,
-        size=len(body.data),
-        replication=body.replication,
-        blocks=[],
-        metadata=body.metadata,
-        creation_time_ms=prepared.now_ms if replaced is None else replaced.creation_time_ms,
-        modification_time_ms=prepared.now_ms,
-        inline=bool(body.data),
-        acls=acls_of_new_key(tx, bucket, body.key) if replaced is None else replaced.acls,
-    )
-    tables.put_key(tx, row, info)
-    if body.data:
-        tables.put_inline(tx, info.object_id, body.data)
-    succeed(tx, info, replaced, prepared)
+    put_at_once(tx, bucket, body, prepared, size=len(body.data), blocks=[], data=body.data)
 
 
 HANDLERS: tuple[AnyHandler, ...] = (RequestHandler(body=PutKey, check=_check, apply=_put, admit=_admit),)

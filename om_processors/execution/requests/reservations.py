@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from om_processors.errors import OMError
 from om_processors.execution.requests.blocks import check_written, match, reserve
-from om_processors.execution.requests.key import check_kept, retire, succeed
+from om_processors.execution.requests.key import check_kept, put_at_once, retire
 from om_processors.namespace import quota, tables
 from om_processors.namespace.context import (
     AnyHandler,
@@ -31,7 +31,6 @@ from om_processors.namespace.context import (
     RowTransaction,
 )
 from om_processors.namespace.names import check_new_key_name, check_place, shown
-from om_processors.namespace.prefixes import acls_of_new_key
 from schemas.column_families import OPEN_KEY_TABLE
 from schemas.records.messages import CommitReserved, KeySession, ReleaseBlocks, ReserveBlocks
 from schemas.records.rows import NO_KEY, BlockLocation, BucketInfo, KeyInfo
@@ -96,31 +95,12 @@ def _commit(body: CommitReserved, prepared: RequestPreparation, tx: RowTransacti
     bucket = tables.require_bucket(tx, body.volume, body.bucket)
     reserved_row, reserved = _reservation(tx, bucket, body)
     blocks, left = match(body, reserved.blocks)
-    row = tables.key_key(body.volume, body.bucket, body.key)
-    replaced = tables.get_key(tx, row)
-    quota.admit_key(tx, bucket, body.size, replaced)
-    info = KeyInfo(
-        volume=body.volume,
-        bucket=body.bucket,
-        key=body.key,
-        owner=prepared.caller if replaced is None else replaced.owner,
-        object_id=prepared.object_id,
-        update_id=prepared.index,
-        size=body.size,
-        replication=body.replication,
-        blocks=blocks,
-        metadata=body.metadata,
-        creation_time_ms=prepared.now_ms if replaced is None else replaced.creation_time_ms,
-        modification_time_ms=prepared.now_ms,
-        acls=acls_of_new_key(tx, bucket, body.key) if replaced is None else replaced.acls,
-    )
+    put_at_once(tx, bucket, body, prepared, size=body.size, blocks=blocks)
     if left:
         # Its time of modification stays: a client uses a reservation for a minute, not for as long as it lives.
         tables.put_open_key(tx, reserved_row, replace(reserved, blocks=left, update_id=prepared.index))
     else:
         tx.delete(OPEN_KEY_TABLE, reserved_row)
-    tables.put_key(tx, row, info)
-    succeed(tx, info, replaced, prepared)
 
 
 def _check_release(body: ReleaseBlocks) -> None:

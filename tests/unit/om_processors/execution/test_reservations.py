@@ -175,7 +175,7 @@ def test_a_commit_makes_the_key_and_takes_its_block_out_of_the_row(world: World)
     assert usage(world) == (40, 1)
     assert rows(world, DELETED_TABLE) == {}
     assert [write[:2] for write in world.writes] == [
-        ("put", OPEN_KEY_TABLE), ("put", KEY_TABLE), ("merge", "usageTable"), ("merge", "usageTable"),
+        ("put", KEY_TABLE), ("merge", "usageTable"), ("merge", "usageTable"), ("put", OPEN_KEY_TABLE),
     ]  # fmt: skip
 
 
