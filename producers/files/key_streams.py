@@ -84,9 +84,9 @@ class KeyStreams:
         """Return where the tokens come from for the blocks of a key that is read."""
         return KeyTokens(lambda: self._reads.key_to_read(*place)[2], self.directory.gives_tokens)
 
-    def release(self, client: Requester) -> int:
-        """Give reserved blocks back, before the client is closed; return how many requests are still unanswered."""
-        return self.reservations.close(client)
+    def release(self, client: Requester) -> None:
+        """Give reserved blocks back, before the client is closed; waits for the answers for a moment."""
+        self.reservations.close(client)
 
     def close(self) -> None:
         """Close the connections."""
