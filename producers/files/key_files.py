@@ -71,10 +71,10 @@ def create_file(
 ) -> KeyOutput:  # fmt: skip
     """Open a key to write it; ``client.open(path, "wb")`` calls this."""
     place = split_path(path)
-    limit = streams.inline_limit.bytes_at((options or streams.options).inline_bytes, time.monotonic())
+    chosen = options or streams.options
+    limit = streams.inline_limit.bytes_at(chosen.inline_bytes, time.monotonic())
     writer: KeyWriter | InlineWriter
-    reserves = size <= largest_reserved(options or streams.options) and streams.reservations.serves(place[:2])
-    if 0 < limit >= size or reserves:
+    if 0 < limit >= size or (size <= largest_reserved(chosen) and streams.reservations.serves(place[:2])):
         writer = InlineWriter(
             client, streams, place, limit_bytes=limit, size=size, replication=replication, metadata=metadata,
             options=options,

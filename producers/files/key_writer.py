@@ -111,6 +111,11 @@ class BegunKey:
         with self._lock:
             self._fate.on_commit_sent()
 
+    def on_commit_unsent(self) -> None:
+        """Note that the commit was not sent after all, and the writing goes on."""
+        with self._lock:
+            self._fate.on_put_elsewhere()
+
     def end_commit(self, wait: Callable[[], object], is_elsewhere: Callable[[StratologError], bool] = _never) -> bool:
         """Note what came of the commit, which ``wait`` returns or raises; return as :meth:`commit`."""
         try:

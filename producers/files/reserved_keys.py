@@ -145,9 +145,8 @@ class ReservedKey:
         try:
             with self._begun.span.current():
                 answer = self._client.submit(body)
-        except TooManyInFlight as full:
-            refusal = full
-            self._begun.end_commit(lambda: _raise(refusal), _always)
+        except TooManyInFlight:
+            self._begun.on_commit_unsent()
             raise
         except Exception as error:
             answer = Future()
@@ -173,14 +172,6 @@ def _put(block: BlockWriter, left: memoryview) -> None:
         block.push()
         if not taken:
             block.wait_for_room()
-
-
-def _raise(error: StratologError) -> None:
-    raise error
-
-
-def _always(_error: StratologError) -> bool:
-    return True
 
 
 def _is_gone(error: StratologError) -> bool:
