@@ -135,7 +135,7 @@ class Bench:
     # Idle.
 
     def idle(self, folder: Path, topics: Topics, logs: list[LoadedLog], verdicts: Verdicts) -> None:
-        with audit(folder, topics.servers, **self._settings) as running:
+        with audit(folder, topics.servers, shards=self._options.shards, **self._settings) as running:
             self._first_verdicts(running, topics, logs, verdicts)
             for wait_s in (0.0, self._options.settle):
                 _watch(running, wait_s)
@@ -173,7 +173,7 @@ class Bench:
         def note(found: Sequence[Verdict]) -> None:
             delays.extend(now_s() - sent[one.shard, one.barrier_offset] for one in found)
 
-        with audit(folder, topics.servers, **self._settings) as running:
+        with audit(folder, topics.servers, shards=self._options.shards, **self._settings) as running:
             self._first_verdicts(running, topics, logs, verdicts)
             for number in range(WARM_BARRIERS + DELAY_BARRIERS):
                 if number == WARM_BARRIERS:
@@ -215,7 +215,7 @@ class Bench:
                 topics.send(log, reports)
         samples: list[Progress] = []
         reached = dict.fromkeys(range(len(logs)), 0)
-        with audit(folder, topics.servers, **self._settings) as running:
+        with audit(folder, topics.servers, shards=self._options.shards, **self._settings) as running:
             began_s = now_s()
             for found in self._until(running, verdicts, {(log.shard, len(log.values) - 1) for log in logs}):
                 for one in found:

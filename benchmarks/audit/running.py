@@ -18,13 +18,16 @@ from confluent_kafka.admin import NewTopic
 from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.kafka.client_settings import client_settings
 from schemas.records.messages import AuditReport, Verdict
-from schemas.topics import OM_AUDIT, OM_LOG, OM_STATS, OM_VERDICTS
+from schemas.topics import DN_LOG, OM_AUDIT, OM_LOG, OM_STATS, OM_VERDICTS
 from stratolog.local.jars import spark_jars
+from stratolog.local.spawning import audit_tasks
 from tests.support.local.stack import LocalKafka
 from tests.support.logs.logbuilder import LogBuilder
 
 SEND_SECONDS = 60
 STOP_SECONDS = 120
+NEW_RECORDS = 500
+"""Records that an audit which is not behind may have before it: some seconds' worth."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -135,6 +138,22 @@ class AuditProcess:
             return {}
         return found
 
+    def is_behind(self, servers: str) -> bool:
+        """Say whether there are more than NEW_RECORDS in the logs that it has not read."""
+        offsets = self.health().get("offsets") or {}
+        if not offsets.get(OM_LOG):
+            return True
+        consumer = Consumer(client_settings(servers, {"group.id": "benchmark", "log_level": 0}))
+        try:
+            ends = [
+                consumer.get_watermark_offsets(TopicPartition(topic, int(number)), timeout=SEND_SECONDS)[1] - offset
+                for topic in (OM_LOG, DN_LOG)
+                for number, offset in offsets.get(topic, {}).items()
+            ]
+        finally:
+            consumer.close()
+        return bool(sum(ends) > NEW_RECORDS)
+
     def check(self) -> None:
         """Raises RuntimeError with the end of its log if the audit has ended."""
         if self._process.poll() is not None:
@@ -150,12 +169,12 @@ class AuditProcess:
 
 
 @contextmanager
-def audit(folder: Path, servers: str, **changed: Any) -> Iterator[AuditProcess]:
+def audit(folder: Path, servers: str, *, shards: int, **changed: Any) -> Iterator[AuditProcess]:
     """Run an audit of what ``servers`` hold, as ``stratolog up`` sets it up but for ``changed``."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
         "bootstrap_servers": servers, "work_dir": str(folder / "work"),
-        "jars": [str(jar) for jar in spark_jars()],
+        "jars": [str(jar) for jar in spark_jars()], "shuffle_partitions": audit_tasks(shards),
     } | changed  # fmt: skip
     running = AuditProcess(folder, settings)
     try:

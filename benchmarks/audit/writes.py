@@ -44,7 +44,12 @@ def measure_writes(folder: Path, settings: Mapping[str, Any], say: Callable[[str
                 with ExitStack() as open_:
                     if changed is not None:
                         running = open_.enter_context(
-                            audit(folder / "audit", stack.settings.bootstrap_servers, **{**settings, **changed})
+                            audit(
+                                folder / "audit",
+                                stack.settings.bootstrap_servers,
+                                shards=stack.settings.shards,
+                                **{**settings, **changed},
+                            )
                         )
                         _wait_level(running.health, running.check, stack)
                     found = _load(stack, LOAD_SECONDS)

@@ -85,18 +85,25 @@ class AuditConfig:
 
     @property
     def checkpoint_dir(self) -> Path:
-        """Where the audit's query keeps its offsets and state; a new layout has a new name (``verdicts.state``)."""
-        return (self.checkpoint or self.work_dir) / "checkpoint-6"
+        """Where the audit's query keeps its offsets and state; a new layout has a new name (``verdicts.state``).
+
+        So has another number of tasks: state of another number is not found again.
+        """
+        return (self.checkpoint or self.work_dir) / f"checkpoint-7-{self._tasks}"
 
     @property
     def window_state(self) -> Path:
         """The windows that are open; they belong to the checkpoint."""
-        return self.work_dir / "windows-7.json"
+        return self.work_dir / f"windows-8-{self._tasks}.json"
 
     @property
     def output_dir(self) -> Path:
         """Where Parquet goes: ``verdicts``, ``barriers``. Files are numbered by the micro-batches of the checkpoint."""
-        return self.work_dir / "output-6"
+        return self.work_dir / f"output-7-{self._tasks}"
+
+    @property
+    def _tasks(self) -> str:
+        return f"tasks-{self.shuffle_partitions}"
 
     @property
     def health_file(self) -> Path:

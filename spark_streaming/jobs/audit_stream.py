@@ -21,7 +21,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -42,6 +43,7 @@ from spark_streaming.naming.key_naming import KeyNaming
 from spark_streaming.naming.replica_rows import ReplicaRows
 from spark_streaming.records.batch_gate import BatchGate
 from spark_streaming.records.checkpoints import begin_anew_if_trimmed, committed_offsets
+from spark_streaming.records.core.freshness import ReportedPartition
 from spark_streaming.records.logs import topic_partitions
 from spark_streaming.records.news import News
 from spark_streaming.records.sender import Sender
@@ -129,13 +131,14 @@ def _run(config: AuditConfig, health: JobHealth, metrics: AuditMetrics) -> int:
         if not topic_partitions(config.bootstrap_servers, config.logs[0].topic):
             return _fail(health, f"there is no topic {config.logs[0].topic}")
         leave_trimmed_checkpoints(config)
-        has_stats = topic_partitions(config.bootstrap_servers, config.stats_topic) > 0
+        if not topic_partitions(config.bootstrap_servers, config.stats_topic):
+            return _fail(health, f"there is no topic {config.stats_topic}: `stratolog topics ensure` makes it")
     except KafkaException as error:
         return _fail(health, str(error))
     # A sink's exception fails its query, and is told then; Py4J would print its stack as well.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    session = build_session(replace(config.spark(submitted=is_submitted()), empty_batches=not has_stats))
-    stats = Sender(config.bootstrap_servers, config.stats_topic) if has_stats else None
+    session = build_session(config.spark(submitted=is_submitted()))
+    stats = Sender(config.bootstrap_servers, config.stats_topic)
     rows = ReplicaRows(config.addresses, config.tls(), config.credentials())
     naming = KeyNaming(rows, NamedVerdicts(config, health).send)
     naming.start()
@@ -147,7 +150,9 @@ def _run(config: AuditConfig, health: JobHealth, metrics: AuditMetrics) -> int:
             # The open windows belong to the checkpoint, which may be another one after a failure.
             windows = _recorder(config, stats)
             query = _start(session, config, reporter, gate, naming, windows)
-            job = RunningQuery(session, query, health, gate, wakes, metrics, stats, windows)
+            job = RunningQuery(
+                session, query, health, gate, wakes, metrics, stats, partial(partitions_of, config), windows
+            )
             match job.run(lambda: stop.asked):
                 case QueryEnd.ENDED:
                     break
@@ -187,16 +192,23 @@ def _start(
     return start(session, config, sink, once=False, windows=windows is not None)
 
 
-def _recorder(config: AuditConfig, stats: Sender | None) -> WindowRecorder | None:
-    """Return where windows go, None if none are counted; say so if the topic for them is missing."""
-    if config.windows and stats is not None:
-        return WindowRecorder(
-            sender=stats, state=config.window_state, seconds=config.window_seconds, cluster=config.cluster,
-            send_every_s=config.windows_trigger_ms / 1000,
-        )  # fmt: skip
-    if config.windows:
-        print(f"there is no topic {config.stats_topic}: no windows are counted; make it, and restart", file=sys.stderr)
-    return None
+def partitions_of(config: AuditConfig) -> list[ReportedPartition]:
+    """Return all partitions of the audited logs; raises KafkaException if the brokers do not answer."""
+    return [
+        ReportedPartition(log.name, number)
+        for log in config.logs
+        for number in range(topic_partitions(config.bootstrap_servers, log.topic))
+    ]
+
+
+def _recorder(config: AuditConfig, stats: Sender) -> WindowRecorder | None:
+    """Return where windows go, None if none are counted."""
+    if not config.windows:
+        return None
+    return WindowRecorder(
+        sender=stats, state=config.window_state, seconds=config.window_seconds, cluster=config.cluster,
+        send_every_s=config.windows_trigger_ms / 1000,
+    )  # fmt: skip
 
 
 def _fail(health: JobHealth, reason: str) -> int:

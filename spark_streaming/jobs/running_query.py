@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -17,8 +17,9 @@ from spark_streaming.jobs.audit_metrics import AuditMetrics
 from spark_streaming.jobs.health import JobHealth
 from spark_streaming.jobs.outages import are_away
 from spark_streaming.jobs.progress import Progress, ProgressReader
-from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
+from spark_streaming.jobs.wake_ups import WakeUps, wake_up
 from spark_streaming.records.batch_gate import BatchGate
+from spark_streaming.records.core.freshness import ReportedPartition
 from spark_streaming.records.sender import Sender
 from spark_streaming.records.session import LOG_LEVEL
 from spark_streaming.verdicts.query import QUERY_NAME
@@ -63,8 +64,10 @@ class RunningQuery:
     gate: BatchGate
     wake_ups: WakeUps
     metrics: AuditMetrics
-    stats: Sender | None = None
-    """To the topic of windows; None if there is none, and Spark runs micro-batches by itself."""
+    stats: Sender
+    """To the topic of windows, which takes wake-ups too."""
+    partitions: Callable[[], Iterable[ReportedPartition]]
+    """Returns all partitions of the audited logs; raises KafkaException."""
     windows: WindowRecorder | None = None
     """Where windows wait until they are sent."""
     failure: str | None = None
@@ -108,14 +111,17 @@ class RunningQuery:
             self._note_progress()
             if self.windows is not None:
                 self.windows.send_if_due()
-            if self.stats is None:
-                continue
-            if self.wake_ups.is_due(time.monotonic()):
-                self.stats.send([WAKE_UP])
-                self.gate.note()
+            self._wake_up()
             if self.gate.quiet_s() >= QUIET_SECONDS and self._waits():
                 return QueryEnd.QUIET
         return QueryEnd.ENDED
+
+    def _wake_up(self) -> None:
+        """Give rows to the partitions that are due; raises KafkaException."""
+        if due := self.wake_ups.take_due(time.monotonic()):
+            others = self.partitions() if due.everywhere else ()
+            self.stats.send([wake_up(partition) for partition in sorted(due.partitions.union(others))])
+            self.gate.note()
 
     def _note_progress(self) -> None:
         now_s = time.monotonic()

@@ -1,25 +1,43 @@
 """When the audit needs a micro-batch though nothing is new: a report is missing, and nothing else happens.
 
-Spark would run a micro-batch at every trigger for a query with timers, also on a quiet cluster. So micro-batches
-without data are switched off, and the job makes a datum itself: a record without a value on the topic of windows, which
-the audit's query reads and leaves out. All timers that are due fire then.
+A partition's deadlines are looked at when it has rows (``verdicts/audit.py``). If it has none, the job makes one: a
+record without a value on the topic of windows, whose key names the partition. The audit's query reads it; readers of
+windows leave it out.
 
-The operator says of each partition when its timer is due. What partitions wait for that have had no rows since a start
-is not known: until they do, the query is woken up once for each delay (:class:`MatchingLimits`) after the start.
+The operator says of each partition when it is due. What partitions wait for that have had no rows since a start is not
+known: all partitions are woken up once for each delay (:class:`MatchingLimits`) after the start.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from spark_streaming.records.core.freshness import ReportedPartition
-
-WAKE_UP: tuple[bytes, None] = (b"wake-up", None)
-"""The record, as key and value: readers of windows skip what is no window."""
+from spark_streaming.records.transforms import WAKE_UP_PREFIX
 
 MARGIN_S = 1.0
-"""How much later than a timer a micro-batch begins that fires it."""
+"""How much later than a deadline a partition is woken up for it."""
+
+
+def wake_up(partition: ReportedPartition) -> tuple[bytes, None]:
+    """Return the record that wakes a partition up, as key and value.
+
+    >>> wake_up(ReportedPartition("om.log", 3))
+    (b'wake-up:om.log/3', None)
+    """
+    return f"{WAKE_UP_PREFIX}{partition.log}/{partition.shard}".encode(), None
+
+
+class DueWakeUps(NamedTuple):
+    """What is to be woken up: some partitions, or ``everywhere`` all that there are."""
+
+    partitions: frozenset[ReportedPartition]
+    everywhere: bool
+
+    def __bool__(self) -> bool:
+        return self.everywhere or bool(self.partitions)
 
 
 class WakeUps:
@@ -32,7 +50,7 @@ class WakeUps:
         self._lock = threading.Lock()
 
     def note(self, waiting_ms: Mapping[ReportedPartition, int | None], now_ms: int, now_s: float) -> None:
-        """Take note of a micro-batch: when partitions' timers are due, in ms of ``now_ms``'s clock, None if never."""
+        """Take note of a micro-batch: when partitions are due, in ms of ``now_ms``'s clock, None if never."""
         with self._lock:
             for partition, due_ms in waiting_ms.items():
                 self._waiting_s.pop(partition, None)
@@ -40,17 +58,19 @@ class WakeUps:
                     self._waiting_s[partition] = now_s + (due_ms - now_ms) / 1000 + MARGIN_S
 
     def is_near(self, now_s: float) -> bool:
-        """Say whether :meth:`is_due` would say so."""
+        """Say whether :meth:`take_due` would return something."""
         with self._lock:
-            return self._are_due(now_s)
+            return bool(self._due(now_s))
 
-    def is_due(self, now_s: float) -> bool:
-        """Say whether to wake the query up now; once for each timer."""
+    def take_due(self, now_s: float) -> DueWakeUps:
+        """Return what is to be woken up now; once for each deadline."""
         with self._lock:
-            were_due = self._are_due(now_s)
+            due = self._due(now_s)
             self._unknown_s = tuple(due_s for due_s in self._unknown_s if due_s > now_s)
-            self._waiting_s = {partition: due_s for partition, due_s in self._waiting_s.items() if due_s > now_s}
-            return were_due
+            for partition in due.partitions:
+                del self._waiting_s[partition]
+            return due
 
-    def _are_due(self, now_s: float) -> bool:
-        return any(due_s <= now_s for due_s in (*self._unknown_s, *self._waiting_s.values()))
+    def _due(self, now_s: float) -> DueWakeUps:
+        partitions = (partition for partition, due_s in self._waiting_s.items() if due_s <= now_s)
+        return DueWakeUps(frozenset(partitions), any(due_s <= now_s for due_s in self._unknown_s))

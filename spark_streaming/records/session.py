@@ -64,8 +64,8 @@ class SparkSettings:
     ``jars``: spark-sql-kafka-0-10, spark-token-provider-kafka-0-10, spark-avro (2.13, 4.0.0), kafka-clients 3.9.0,
     commons-pool2. ``shuffle_partitions``: the stateful operator's parallelism; a query keeps the number that it
     started with. ``driver_memory`` in Java's notation. ``driver_host``: name by which the executors of
-    another machine reach this process, which then listens on all addresses. ``empty_batches``: whether a query with
-    timers runs a micro-batch at every trigger, though nothing is new. ``more``: further settings of Spark's own names.
+    another machine reach this process, which then listens on all addresses. ``more``: further settings of Spark's own
+    names.
 
     ``submitted``: ``spark-submit`` has started this process. Then its options say what the master is, which jars and
     which Python the executors take, and how much memory there is; nothing that is named here goes to them.
@@ -78,7 +78,6 @@ class SparkSettings:
     shuffle_partitions: int = 2
     driver_memory: str = "1g"
     driver_host: str = LOOPBACK
-    empty_batches: bool = True
     log_level: str = LOG_LEVEL
     more: Mapping[str, str] = field(default_factory=dict)
     submitted: bool = False
@@ -172,6 +171,5 @@ def _queries(settings: SparkSettings) -> dict[str, str]:
         # Plans are printed with their sources' options, and those may hold passwords and keys.
         "spark.sql.redaction.options.regex": SECRET_OPTIONS,
         "spark.redaction.regex": SECRET_OPTIONS,
-        "spark.sql.streaming.noDataMicroBatches.enabled": str(settings.empty_batches).lower(),
         **settings.more,
     }

@@ -65,11 +65,10 @@ def stream(session: SparkSession, source: KafkaSource, *, per_trigger: int) -> D
 
 
 def wake_ups(session: SparkSession, bootstrap_servers: Brokers, topic: str) -> DataFrame:
-    """Return a stream without rows: what comes on ``topic`` only makes Spark run a micro-batch."""
+    """Return a topic as a stream of what comes after the query's first start (``transforms.wake_up_rows``)."""
     source = KafkaSource(bootstrap_servers=bootstrap_servers, topics={topic: topic}, may_lose=True)
     options = kafka_options(source) | {"startingOffsets": "latest"}
-    # Not F.lit(False): Spark's optimizer would drop the topic together with its rows, and nothing would wake the query.
-    return session.readStream.format("kafka").options(**options).load().where(F.col("offset") < 0)
+    return session.readStream.format("kafka").options(**options).load()
 
 
 def bounded(session: SparkSession, source: KafkaSource) -> DataFrame:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -31,6 +32,9 @@ from spark_streaming.records.core.reading import (
 from spark_streaming.records.decode import ERROR, RECORD_TYPE, column_of, decoded, schema_text
 
 BLOCK_REPORT = "BlockReport"
+WAKE_UP_PREFIX = "wake-up:"
+"""What a wake-up's key begins with (``jobs/wake_ups.py``)."""
+
 UNKNOWN_SLOT = -1
 """Slot of a row whose column family is not in the auditor's list."""
 
@@ -85,6 +89,7 @@ floats.
 
 LOG_SOURCE = "log"
 REPORT_SOURCE = "report"
+WAKE_UP_SOURCE = "wake-up"
 
 TASK = "task"
 TASK_TRIES = 8
@@ -101,9 +106,25 @@ def _raw_rows(records: DataFrame, source: str) -> DataFrame:
     return records.select(*(columns.get(name, F.col(name)).alias(name) for name in AUDIT_SCHEMA.fieldNames()))
 
 
-def no_rows(frame: DataFrame) -> DataFrame:
-    """Return a frame without rows as one of AUDIT_SCHEMA."""
-    return frame.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in AUDIT_SCHEMA))
+def wake_up_rows(records: DataFrame, logs: Iterable[str]) -> DataFrame:
+    """Turn wake-ups into rows of AUDIT_SCHEMA, without key and value; leave out what else is on their topic.
+
+    ``records``: a topic as Kafka's source gives it. A wake-up's key is WAKE_UP_PREFIX, the name of a log, a slash and a
+    partition of it. Partitions of other logs than ``logs`` are left out.
+    """
+    text = F.col("key").cast("string")
+    place = rf"^{WAKE_UP_PREFIX}([^/]+)/([0-9]{{1,9}})$"
+    columns = {
+        "log": F.regexp_extract(text, place, 1),
+        "shard": F.regexp_extract(text, place, 2).cast("int"),
+        "source": F.lit(WAKE_UP_SOURCE),
+        "offset": F.col("offset"),
+        "appended_ms": F.unix_millis("timestamp"),
+        "key": F.lit(None).cast("binary"),
+        "value": F.lit(None).cast("binary"),
+    }
+    rows = records.select(*(columns[name].alias(name) for name in AUDIT_SCHEMA.fieldNames()))
+    return rows.where(F.col("log").isin(*logs))
 
 
 def with_tasks(rows: DataFrame, tasks: int) -> DataFrame:
@@ -113,7 +134,11 @@ def with_tasks(rows: DataFrame, tasks: int) -> DataFrame:
     three tasks have none. The number is the first that leads to the wanted task, the shard's number (modulo ``tasks``)
     counted from a beginning of each log's own. It depends on nothing else, so that state is found again. If no number
     below TASK_TRIES leads there (of three thousand partitions one), 0 is taken.
+
+    One task reads, sorts and audits by itself: Spark then needs no second stage, and writes no files between two.
     """
+    if tasks == 1:
+        return rows.coalesce(1).withColumn(TASK, F.lit(0))
     wanted = F.pmod(F.col("shard") + F.pmod(F.hash("log"), F.lit(tasks)), F.lit(tasks))
     numbers = F.sequence(F.lit(0), F.lit(TASK_TRIES * tasks - 1))
     leads = F.filter(numbers, lambda number: F.pmod(F.hash("log", "shard", number), F.lit(tasks)) == wanted)

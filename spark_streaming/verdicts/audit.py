@@ -1,14 +1,16 @@
 """The stateful operator: :mod:`matching` run by Spark, one group for each partition of each log (design, section 9).
 
 ``transformWithStateInPandas`` hands over the rows of a partition and micro-batch unsorted, in chunks. The state lies in
-Spark's RocksDB state store, and processing-time timers fire when no rows arrive. :mod:`matching` decides everything.
-This module only translates: bytes to records (``log_reader``, ``reports``), and findings to rows.
+Spark's RocksDB state store. Deadlines are looked at whenever a partition has rows. One that has none is given a
+wake-up, a row without a record (``jobs/wake_ups.py``). Spark's timers would do the same; each micro-batch would pay for
+their encoders, also where nothing is due. :mod:`matching` decides everything. This module only translates: bytes to
+records (``log_reader``, ``reports``), and findings to rows.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -23,7 +25,7 @@ from schemas.records.datanode import BlockReport
 from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG
 from spark_streaming.records.logs import AuditedLog
-from spark_streaming.records.transforms import LOG_SOURCE, TASK
+from spark_streaming.records.transforms import LOG_SOURCE, TASK, WAKE_UP_SOURCE
 from spark_streaming.verdicts.buffered_store import BufferedStore
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.inputs import LogRow, ReplicaReport
@@ -32,18 +34,7 @@ from spark_streaming.verdicts.core.shard_state import Finding, KeptBarrier, Matc
 from spark_streaming.verdicts.log_reader import LogReader
 from spark_streaming.verdicts.report_topic import KafkaReportTopic
 from spark_streaming.verdicts.reports import decoded_report, report_of
-from spark_streaming.verdicts.state import (
-    BARRIER_KEY,
-    BARRIER_SCHEMA,
-    BLOCKS_KEY,
-    BLOCKS_SCHEMA,
-    CORE_SCHEMA,
-    REPORT_KEY,
-    REPORT_SCHEMA,
-    SparkStore,
-    state_from,
-    state_row,
-)
+from spark_streaming.verdicts.state import KEPT_KEY, KEPT_SCHEMA, SparkStore
 from spark_streaming.windows.core.sampling import LOG, REPORTS, Sampling
 from spark_streaming.windows.sample_text import encoded_samples
 from spark_streaming.windows.samples import report_samples
@@ -74,31 +65,32 @@ barrier. A partition's ``offset`` counts its reports and its records other than 
 report is judged, in ms since the epoch, or NO_DEADLINE.
 """
 
-TIMER_GRAIN_MS = 500
-"""Deadlines are rounded up to multiples of this, so that one timer serves many."""
-
 _ROW = ("source", "offset", "appended_ms", "key", "value")
 
 
+def clock_ms() -> int:
+    """Return the time in ms since the epoch: deadlines are in processing time."""
+    return time.time_ns() // 1_000_000
+
+
 def audit(
-    rows: DataFrame, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool = True, cluster: str = "",
+    rows: DataFrame, logs: Sequence[AuditedLog], limits: MatchingLimits, *, deadlines: bool = True, cluster: str = "",
     bootstrap_servers: Brokers = "", window_ms: int = 0,
 ) -> DataFrame:  # fmt: skip
     """Audit a stream of AUDIT_SCHEMA rows with their TASK; return findings (FINDING_SCHEMA).
 
     ``cluster`` is the cluster's name, for logs whose Genesis has been trimmed away. ``bootstrap_servers``: where
     reports that were held back are read again; without them they are judged ``unknown``. ``window_ms``: the length of
-    the windows for which samples of the records are added up; 0 adds none up. Without ``timers`` no missing
-    report is judged. Use that for a query that must end with its input: Spark runs micro-batch after micro-batch for a
-    query that has processing-time timers.
+    the windows for which samples of the records are added up; 0 adds none up. Without ``deadlines`` no missing report
+    is judged.
     """
     return rows.groupBy("log", "shard", TASK).transformWithStateInPandas(
         AuditProcessor(
-            logs, limits, timers=timers, cluster=cluster, bootstrap_servers=bootstrap_servers, window_ms=window_ms
+            logs, limits, deadlines=deadlines, cluster=cluster, bootstrap_servers=bootstrap_servers, window_ms=window_ms
         ),
         outputStructType=FINDING_SCHEMA,
         outputMode="Update",
-        timeMode="ProcessingTime" if timers else "None",
+        timeMode="None",
     )
 
 
@@ -114,11 +106,16 @@ class _MicroBatch:
         self.scans: list[BlockReport] = []
         self.news = 0
         """Reports, and records other than Ticks."""
+        self.is_empty = True
+        """Whether there were wake-ups alone."""
 
     def add(self, frame: pd.DataFrame) -> None:
         """Take a piece: rows of AUDIT_SCHEMA."""
         for row in zip(*(frame[name].tolist() for name in _ROW), strict=True):
             source, offset, appended_ms, key, value = row
+            if source == WAKE_UP_SOURCE:
+                continue
+            self.is_empty = False
             raw = None if value is None else bytes(value)
             if source == LOG_SOURCE:
                 self._add_log_record(offset, appended_ms, raw)
@@ -148,76 +145,67 @@ class AuditProcessor(StatefulProcessor):
     """Runs a :class:`ShardAudit` for each partition of each log; Spark pickles it to its Python workers."""
 
     def __init__(
-        self, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool, cluster: str = "",
-        bootstrap_servers: Brokers = "", window_ms: int = 0,
+        self, logs: Sequence[AuditedLog], limits: MatchingLimits, *, deadlines: bool, cluster: str = "",
+        bootstrap_servers: Brokers = "", window_ms: int = 0, clock: Callable[[], int] = clock_ms,
     ) -> None:  # fmt: skip
         self._window_ms = window_ms
         self._logs = {log.name: log for log in logs}
         self._servers = bootstrap_servers
         self._limits = limits
-        self._timers = timers
+        self._deadlines = deadlines
         self._cluster = cluster
+        self._clock = clock
 
     def init(self, handle: Any) -> None:
-        """Name the state variables."""
-        self._handle = handle
+        """Name the state variable."""
         self._readers = {name: LogReader(log.column_families) for name, log in self._logs.items()}
-        self._core = handle.getValueState("core", CORE_SCHEMA)
-        self._barriers = handle.getMapState("barriers", BARRIER_KEY, BARRIER_SCHEMA)
-        self._reports = handle.getMapState("reports", REPORT_KEY, REPORT_SCHEMA)
-        self._blocks = handle.getMapState("blocks", BLOCKS_KEY, BLOCKS_SCHEMA)
+        self._kept = handle.getMapState("kept", KEPT_KEY, KEPT_SCHEMA)
 
     def handleInputRows(  # noqa: N802 - Spark's names
         self,
         key: Any,
         rows: Iterator[pd.DataFrame],
-        timerValues: Any,  # noqa: N803
+        timerValues: Any,  # noqa: ARG002, N803
     ) -> Iterator[pd.DataFrame]:
-        """Take a micro-batch's rows of one shard."""
-        # A repeated micro-batch has the same processing time, so after a crash it gives the same verdicts.
-        now_ms = timerValues.getCurrentProcessingTimeInMs() if self._timers else time.time_ns() // 1_000_000
-        shard = self._open(key[0], key[1])
-        batch = _MicroBatch(self._readers[key[0]], key[1], Sampling(self._window_ms) if self._window_ms else None)
+        """Take a micro-batch's rows of one shard; then judge what is missing, if it was due before them."""
+        log, number = key[0], key[1]
+        batch = _MicroBatch(self._readers[log], number, Sampling(self._window_ms) if self._window_ms else None)
         for frame in rows:
             batch.add(frame)
+        # The clock is read behind the rows: Spark hands them over while they are still being read.
+        now_ms = self._clock()
+        store = SparkStore(number, self._kept)
+        shard, buffer = self._open(log, number, store)
+        due_ms = shard.next_deadline_ms()
+        if batch.is_empty and due_ms is None:
+            # Whoever can write a wake-up could otherwise make state for partitions that do not exist.
+            return
         findings = list(shard.take(batch.log_rows, batch.reports, now_ms, batch.scans))
-        deadline_ms = self._close(shard, now_ms)
-        samples = encoded_samples(batch.sampling.samples(key[0], key[1])) if batch.sampling else None
-        yield from self._frames(key[0], key[1], findings, batch.news, deadline_ms, samples)
+        if self._deadlines and due_ms is not None and due_ms <= now_ms:
+            findings += shard.expire(now_ms)
+        buffer.flush()
+        store.save(shard.state)
+        samples = (
+            encoded_samples(batch.sampling.samples(log, number)) if batch.sampling and not batch.is_empty else None
+        )
+        yield from self._frames(log, number, findings, batch.news, self._due_ms(shard, now_ms), samples)
 
-    def handleExpiredTimer(  # noqa: N802
-        self,
-        key: Any,
-        timerValues: Any,  # noqa: N803
-        expiredTimerInfo: Any,  # noqa: ARG002, N803
-    ) -> Iterator[pd.DataFrame]:
-        """Judge the reports that are missing at their deadline."""
-        shard = self._open(key[0], key[1])
-        now_ms = timerValues.getCurrentProcessingTimeInMs()
-        findings = list(shard.expire(now_ms))
-        yield from self._frames(key[0], key[1], findings, 0, self._close(shard, now_ms))
-
-    def _open(self, log: str, shard: int) -> ShardAudit:
+    def _open(self, log: str, number: int, store: SparkStore) -> tuple[ShardAudit, BufferedStore]:
         audited = self._logs[log]
         families = audited.column_families
-        topic = KafkaReportTopic(self._servers, audited.reports_topic, shard) if self._servers else None
-        state = state_from(self._core.get(), len(families))
-        self._store = BufferedStore(SparkStore(shard, self._barriers, self._reports, self._blocks), state)
-        return ShardAudit(
-            log=log, shard=shard, families=families, limits=self._limits, state=state, store=self._store,
+        topic = KafkaReportTopic(self._servers, audited.reports_topic, number) if self._servers else None
+        state = store.load(len(families))
+        buffer = BufferedStore(store, state)
+        shard = ShardAudit(
+            log=log, shard=number, families=families, limits=self._limits, state=state, store=buffer,
             cluster=self._cluster, topic=topic,
         )  # fmt: skip
+        return shard, buffer
 
-    def _close(self, shard: ShardAudit, now_ms: int) -> int:
-        """Keep the state; return when its timer is due, in ms since the epoch, or NO_DEADLINE."""
-        self._store.flush()
-        self._core.update(state_row(shard.state))
+    def _due_ms(self, shard: ShardAudit, now_ms: int) -> int:
+        """Return when the partition wants rows at the latest, in ms since the epoch, or NO_DEADLINE."""
         deadline_ms = shard.next_deadline_ms()
-        if not self._timers or deadline_ms is None:
-            return NO_DEADLINE
-        due_ms = -(-max(deadline_ms, now_ms + 1) // TIMER_GRAIN_MS) * TIMER_GRAIN_MS
-        self._handle.registerTimer(due_ms)
-        return due_ms
+        return NO_DEADLINE if deadline_ms is None or not self._deadlines else max(deadline_ms, now_ms + 1)
 
     def _frames(
         self,
@@ -225,14 +213,14 @@ class AuditProcessor(StatefulProcessor):
         shard: int,
         findings: Iterable[Finding],
         news: int,
-        deadline_ms: int,
-        samples: bytes | None = None,
+        due_ms: int,
+        samples: bytes | None,
     ) -> Iterator[pd.DataFrame]:
         rows = [_finding_row(log, shard, finding) for finding in findings]
         if samples is not None:
             rows.append((SAMPLES_ROW, log, shard, 0, 0, samples, None))
-        if self._timers:
-            rows.append((PARTITION_ROW, log, shard, news, deadline_ms, None, None))
+        if self._deadlines:
+            rows.append((PARTITION_ROW, log, shard, news, due_ms, None, None))
         if rows:
             yield pd.DataFrame(rows, columns=FINDING_SCHEMA.fieldNames())
 

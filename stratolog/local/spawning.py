@@ -78,6 +78,18 @@ def audit_folder(settings: Settings) -> Path:
     return settings.data_dir / "audit"
 
 
+ONE_TASK_SHARDS = 2
+"""Up to so many shards the running audit's operator is one task."""
+
+AUDIT_TASKS = 2
+"""Its tasks for more shards."""
+
+
+def audit_tasks(shards: int) -> int:
+    """Return the number of tasks of the running audit's operator: another task costs more than two small shards do."""
+    return 1 if shards <= ONE_TASK_SHARDS else AUDIT_TASKS
+
+
 def audit_command(settings: Settings) -> list[str]:
     """Write the Spark audit's configuration, and return its process's command.
 
@@ -94,6 +106,7 @@ def audit_command(settings: Settings) -> list[str]:
         "work_dir": str(folder),
         "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
         "cluster": settings.cluster,
+        "shuffle_partitions": audit_tasks(settings.shards),
         "addresses": {
             OM_LOG: {node.name: node.address for node in settings.nodes},
             DN_LOG: {datanode.name: datanode.http_address for datanode in settings.datanodes},

@@ -14,10 +14,12 @@ from schemas.records.log import Merge, Operation, Put
 from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.batch import counting, oracle
 from spark_streaming.batch.counting import header_of
-from spark_streaming.records.transforms import audit_rows, header_rows
+from spark_streaming.jobs.wake_ups import wake_up
+from spark_streaming.records.core.freshness import ReportedPartition
+from spark_streaming.records.transforms import AUDIT_SCHEMA, audit_rows, header_rows, wake_up_rows, with_tasks
 from spark_streaming.verdicts.log_rows import decoded_log_record
 from tests.support.audit import auditmodel
-from tests.support.audit.spark import APPENDED_AT, raw_records
+from tests.support.audit.spark import APPENDED_AT, raw_records, spark
 from tests.support.logs.logbuilder import LogBuilder, counter, digest, ordinary_log, row_hash, total_hex
 from tests.support.logs.pipelinelog import PipelineLog, ordinary_pipeline
 
@@ -90,6 +92,32 @@ def test_the_operator_takes_records_and_reports_as_they_are():
     ]  # fmt: skip
     assert {row.appended_ms for row in rows} == {APPENDED_AT.timestamp() * 1000}
     assert {row.key and bytes(row.key) for row in rows} == {None, b"0/om7"}
+
+
+def test_wake_ups_become_rows_of_their_partitions():
+    """What else lies on the topic, or names no partition of a known log, gives none."""
+    keys = [
+        wake_up(ReportedPartition(OM_LOG, 3))[0], wake_up(ReportedPartition(DN_LOG, 0))[0], b"wake-up", b"om.log/3", None,
+        b"wake-up:om.log/", b"wake-up:om.log/-1", b"wake-up:om.log/99999999999", b"wake-up:other.log/1", b"\xff\x00", b"",
+        b"wake-up:om.log/1/2", b"wake-up:om.log/12 ",
+    ]  # fmt: skip
+    schema = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
+    records = spark().createDataFrame([(key, b"", "om.stats", 0, n, APPENDED_AT) for n, key in enumerate(keys)], schema)
+    rows = wake_up_rows(records, [OM_LOG, DN_LOG])
+    assert rows.dtypes == [(field.name, field.dataType.simpleString()) for field in AUDIT_SCHEMA]
+    assert [(row.log, row.shard, row.source, row.offset, row.key, row.value) for row in rows.collect()] == [
+        (OM_LOG, 3, "wake-up", 0, None, None), (DN_LOG, 0, "wake-up", 1, None, None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 5])
+def test_each_partition_has_one_task_of_the_operator(tasks: int):
+    rows = with_tasks(raw_records({shard: [b"", b""] for shard in range(9)}).repartition(4), tasks)
+    assert rows.rdd.getNumPartitions() == (1 if tasks == 1 else 4)
+    found = rows.collect()
+    assert len(found) == 18
+    assert len({(row.shard, row.task) for row in found}) == 9
+    assert {row.task for row in found} == {0} or tasks > 1
 
 
 def random_log(shard: int, seed: int) -> LogBuilder:

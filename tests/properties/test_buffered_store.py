@@ -15,17 +15,7 @@ from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.inputs import ReportPlace
 from spark_streaming.verdicts.core.matching import ShardAudit
 from spark_streaming.verdicts.core.shard_state import AuditState, Finding, MatchingLimits
-from spark_streaming.verdicts.state import (
-    BARRIER_KEY,
-    BARRIER_SCHEMA,
-    BLOCKS_KEY,
-    BLOCKS_SCHEMA,
-    REPORT_KEY,
-    REPORT_SCHEMA,
-    SparkStore,
-    state_from,
-    state_row,
-)
+from spark_streaming.verdicts.state import KEPT_KEY, KEPT_SCHEMA, KeptKind, SparkStore, state_row
 from tests.properties.examples import examples
 from tests.support.audit import auditmodel
 from tests.support.audit.auditmodel import MatchingState, ReportsInMemory
@@ -40,14 +30,14 @@ class Audited:
 
     def __init__(self, limits: MatchingLimits, topic: ReportsInMemory, *, buffered: bool) -> None:
         self.limits, self.topic, self.buffered = limits, topic, buffered
-        self.barriers, self.reports = MapState(BARRIER_KEY, BARRIER_SCHEMA), MapState(REPORT_KEY, REPORT_SCHEMA)
-        self.blocks = MapState(BLOCKS_KEY, BLOCKS_SCHEMA)
+        self.rows = MapState(KEPT_KEY, KEPT_SCHEMA)
         self.dicts = MatchingState(0)
         self.row: tuple[str, bytes] | None = None
 
     def take(self, log: LogBuilder, offsets: range, reports: list[tuple[int, AuditReport]], now_ms: int) -> list[Any]:
-        state = state_from(self.row, FAMILIES)
-        buffer = BufferedStore(SparkStore(0, self.barriers, self.reports, self.blocks), state)
+        store = SparkStore(0, self.rows)
+        state = store.load(FAMILIES)
+        buffer = BufferedStore(store, state)
         audit = ShardAudit(
             shard=0, families=OM_COLUMN_FAMILIES, limits=self.limits, state=state,
             store=buffer if self.buffered else self.dicts, topic=self.topic,
@@ -56,15 +46,17 @@ class Audited:
         found = [*audit.take(rows, [auditmodel.report(sent, at) for at, sent in reports], now_ms)]
         found += audit.expire(now_ms)
         buffer.flush()
+        store.save(state)
         self.row = state_row(state)
         if self.buffered:
             self.check(state)
         return list(map(comparable, found))
 
     def check(self, state: AuditState) -> None:
-        assert {offset for (offset,) in self.barriers.rows} == set(state.waiting)
+        assert {offset for kind, offset, *_ in self.rows.rows if kind == KeptKind.BARRIER} == set(state.waiting)
         held = {ReportPlace(at, *key) for at, waiting in state.waiting.items() for key in waiting.held}
-        assert {ReportPlace(*place) for place in self.reports.rows} == held | set(state.early)
+        places = {ReportPlace(*place) for kind, *place in self.rows.rows if kind == KeptKind.REPORT}
+        assert places == held | set(state.early)
 
 
 def comparable(finding: Finding) -> Any:

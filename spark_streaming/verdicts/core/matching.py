@@ -57,7 +57,7 @@ from spark_streaming.verdicts.core.words import LOG
 
 
 class ShardAudit:
-    """One shard's audit. Not thread-safe; call :meth:`take` for each micro-batch, :meth:`expire` on a timer."""
+    """One shard's audit. Not thread-safe; call :meth:`take` for each micro-batch, :meth:`expire` at a deadline."""
 
     def __init__(
         self,

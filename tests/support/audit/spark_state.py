@@ -1,4 +1,4 @@
-"""Spark's state and timers of one group, in memory: what ``transformWithStateInPandas`` hands to the operator.
+"""Spark's state of one group, in memory: what ``transformWithStateInPandas`` hands to the operator.
 
 As Spark does, a value that is absent reads as None, and removing an absent key changes nothing. Rows that do not fit the
 declared columns are refused.
@@ -21,20 +21,6 @@ def _checked(row: tuple[Any, ...], schema: str) -> tuple[Any, ...]:
     return row
 
 
-class ValueState:
-    """A state of one row."""
-
-    def __init__(self, schema: str) -> None:
-        self._schema = schema
-        self.row: tuple[Any, ...] | None = None
-
-    def get(self) -> tuple[Any, ...] | None:
-        return self.row
-
-    def update(self, row: tuple[Any, ...]) -> None:
-        self.row = _checked(row, self._schema)
-
-
 class MapState:
     """A state of rows by key."""
 
@@ -53,28 +39,10 @@ class MapState:
 
 
 class GroupState:
-    """All that Spark keeps for one group. ``timers``: those registered, in ms."""
+    """All that Spark keeps for one group."""
 
     def __init__(self) -> None:
-        self.values: dict[str, ValueState] = {}
         self.maps: dict[str, MapState] = {}
-        self.timers: list[int] = []
-
-    def getValueState(self, name: str, schema: str) -> ValueState:
-        return self.values.setdefault(name, ValueState(schema))
 
     def getMapState(self, name: str, key_schema: str, schema: str) -> MapState:
         return self.maps.setdefault(name, MapState(key_schema, schema))
-
-    def registerTimer(self, at_ms: int) -> None:
-        self.timers.append(at_ms)
-
-
-class TimerValues:
-    """The processing time of a micro-batch."""
-
-    def __init__(self, now_ms: int) -> None:
-        self._now_ms = now_ms
-
-    def getCurrentProcessingTimeInMs(self) -> int:
-        return self._now_ms

@@ -39,6 +39,14 @@ def test_everything_lies_below_the_work_directory():
     assert len({config.checkpoint_dir, config.output_dir, config.health_file}) == 3
 
 
+def test_another_number_of_tasks_begins_anew():
+    """State is found by the number of tasks that it was made with; what belongs to the checkpoint goes with it."""
+    one, two = (config_from(LEAST | {"shuffle_partitions": number}) for number in (1, 2))
+    for name in ("checkpoint_dir", "output_dir", "window_state"):
+        assert getattr(one, name) != getattr(two, name)
+    assert one.health_file == two.health_file
+
+
 def test_plain_values_become_paths_and_logs():
     log = {"name": "a", "topic": "b", "reports_topic": "c", "column_families": ["d"], "every_partition": False}
     config = config_from(LEAST | {"jars_dir": "/jars", "jars": ["/x.jar"], "logs": [log]})

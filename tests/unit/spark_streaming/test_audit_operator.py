@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -18,11 +17,11 @@ from schemas.records.messages import AuditReport, Verdict
 from schemas.topics import DN_LOG, OM_AUDIT, OM_LOG
 from spark_streaming.records.logs import KNOWN_LOGS
 from spark_streaming.records.transforms import AUDIT_SCHEMA
-from spark_streaming.verdicts.audit import NO_DEADLINE, AuditProcessor, verdict_value
+from spark_streaming.verdicts.audit import NO_DEADLINE, AuditProcessor, clock_ms, verdict_value
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.shard_state import MatchingLimits
 from spark_streaming.windows.sample_text import decoded_samples
-from tests.support.audit.spark_state import GroupState, TimerValues
+from tests.support.audit.spark_state import GroupState
 from tests.support.local.memory_broker import memory_broker
 from tests.support.logs.logbuilder import CLUSTER, REPLICAS, LogBuilder, digest, ordinary_log
 from tests.support.logs.pipelinelog import MEMBERS, PipelineLog, ordinary_pipeline
@@ -52,7 +51,7 @@ class Operator:
     """The operator on one group. Each micro-batch has an operator of its own, as if Spark had restarted in between."""
 
     def __init__(
-        self, log: str = OM_LOG, shard: int = 0, *, timers: bool = True, servers: str = "",
+        self, log: str = OM_LOG, shard: int = 0, *, deadlines: bool = True, servers: str = "",
         limits: MatchingLimits | None = None, window_ms: int = 0,
     ) -> None:  # fmt: skip
         self.window_ms = window_ms
@@ -60,7 +59,8 @@ class Operator:
         self.servers = servers
         self.limits = limits
         self.state = GroupState()
-        self.timers = timers
+        self.deadlines = deadlines
+        self.now_ms = 0
         self.news = 0
         self.waits_until_ms: int | None = None
         """What the last call said of it, as of its news."""
@@ -68,23 +68,31 @@ class Operator:
     def started(self) -> AuditProcessor:
         limits = self.limits or LIMITS
         processor = AuditProcessor(
-            KNOWN_LOGS, limits, timers=self.timers, bootstrap_servers=self.servers, window_ms=self.window_ms
-        )
+            KNOWN_LOGS, limits, deadlines=self.deadlines, bootstrap_servers=self.servers, window_ms=self.window_ms,
+            clock=lambda: self.now_ms,
+        )  # fmt: skip
         processor.init(self.state)
         return processor
 
     def take(self, *frames: pd.DataFrame, now_ms: int = 0) -> list[Any]:
-        return self.findings(self.started().handleInputRows(self.key, iter(frames), TimerValues(now_ms)))
-
-    def expire(self, now_ms: int) -> list[Any]:
-        return self.findings(self.started().handleExpiredTimer(self.key, TimerValues(now_ms), None))
-
-    def findings(self, frames: Iterator[pd.DataFrame]) -> list[Any]:
-        rows = [row for one in frames for row in one.itertuples(index=False)]
+        self.now_ms = now_ms
+        rows = [
+            row
+            for one in self.started().handleInputRows(self.key, iter(frames), None)
+            for row in one.itertuples(index=False)
+        ]
         said = [row for row in rows if row.finding == "partition"]
-        assert [(row.log, row.shard) for row in said] == [self.key] * self.timers
+        assert [(row.log, row.shard) for row in said] in ([], [self.key])
         self.news, self.waits_until_ms = (said[0].offset, said[0].index) if said else (0, None)
         return [row for row in rows if row.finding != "partition"]
+
+    def wake(self, now_ms: int) -> list[Any]:
+        """Take a row without a record."""
+        return self.take(frame({"log": self.key[0], "shard": self.key[1], "source": "wake-up"}), now_ms=now_ms)
+
+    def kept(self, kind: str) -> list[Any]:
+        """Return the keys of what the state keeps of a kind."""
+        return sorted(key[1:] for key in self.state.maps["kept"].rows if key[0] == kind)
 
 
 def verdicts(rows: list[Any]) -> list[Verdict]:
@@ -109,13 +117,13 @@ def test_held_back_reports_are_read_again_from_the_brokers():
         broker.append(OM_AUDIT, *map(encode, sent))
         operator = Operator(servers=broker.bootstrap_servers, limits=MatchingLimits(early_reports=4))
         assert operator.take(frame(*(report_row(one, n) for n, one in enumerate(sent)))) == []
-        assert len(operator.state.maps["reports"].rows) == 4
-        assert operator.state.timers == [10_000]
+        assert len(operator.kept("report")) == 4
+        assert operator.waits_until_ms == 10_000
         assert told(operator.take(log_frame(log))) == sorted((one.node, "equal", one.barrier_offset) for one in sent)
-    assert not operator.state.maps["reports"].rows
+    assert not operator.kept("report")
 
 
-def test_what_is_left_of_them_is_taken_at_the_next_timer():
+def test_what_is_left_of_them_is_taken_at_the_next_wake_up():
     log = simple()
     barriers = [log.barrier() for _ in range(9)]
     sent = [log.report(at, node) for at in barriers for node in REPLICAS]
@@ -126,9 +134,9 @@ def test_what_is_left_of_them_is_taken_at_the_next_timer():
         operator.take(frame(*(report_row(one, n) for n, one in enumerate(sent))), now_ms=700)
         found = told(operator.take(log_frame(log), now_ms=700))
         assert len(found) < len(sent)
-        assert operator.state.timers[-1] == 1000, "at once"
+        assert operator.waits_until_ms == 701, "at once"
         while len(found) < len(sent):
-            found += told(operator.expire(1000))
+            found += told(operator.wake(1000))
     assert sorted(found) == sorted((one.node, "equal", one.barrier_offset) for one in sent)
 
 
@@ -164,9 +172,8 @@ def test_findings_are_the_logs_digest_and_the_replicas_verdicts():
 
 def test_nothing_found_gives_no_frame_where_nobody_waits():
     log = simple()
-    operator = Operator(timers=False)
-    assert list(operator.started().handleInputRows(operator.key, iter([log_frame(log)]), TimerValues(0))) == []
-    assert list(operator.started().handleExpiredTimer(operator.key, TimerValues(10**9), None)) == []
+    operator = Operator(deadlines=False)
+    assert list(operator.started().handleInputRows(operator.key, iter([log_frame(log)]), None)) == []
 
 
 def test_what_a_micro_batch_leaves_is_there_in_the_next():
@@ -175,9 +182,9 @@ def test_what_a_micro_batch_leaves_is_there_in_the_next():
     first = log.barrier()
     operator = Operator()
     assert operator.take(frame(report_row(log.report(first, "om1"), 1), report_row(log.report(first, "om2"), 2))) == []
-    assert len(operator.state.maps["reports"].rows) == 2
+    assert len(operator.kept("report")) == 2
     assert told(operator.take(log_frame(log))) == [("om1", "equal", first.offset), ("om2", "equal", first.offset)]
-    assert not operator.state.maps["reports"].rows
+    assert not operator.kept("report")
     assert told(operator.take(frame(report_row(log.report(first, "om3"))))) == [("om3", "equal", first.offset)]
     read = len(log.values)
     second = log.barrier()
@@ -189,14 +196,30 @@ def test_missing_reports_are_judged_at_their_deadline():
     at = log.barrier()
     operator = Operator()
     operator.take(log_frame(log), now_ms=100)
-    # 100 + 1200 ms, in whole half seconds: one timer serves many deadlines, and none is early.
-    assert operator.state.timers == [1500]
-    assert operator.waits_until_ms == 1500
-    assert operator.expire(1299) == []
-    assert operator.waits_until_ms == 1500
-    assert told(operator.expire(1500)) == [(node, "unknown", at.offset) for node in REPLICAS]
+    assert operator.waits_until_ms == 100 + LIMITS.report_timeout_ms
+    assert operator.wake(1299) == []
+    assert operator.waits_until_ms == 1300, "a clock that is behind is asked again"
+    assert told(operator.wake(1300)) == [(node, "unknown", at.offset) for node in REPLICAS]
     assert operator.waits_until_ms == NO_DEADLINE
-    assert operator.expire(10**6) == []
+    assert operator.wake(10**6) == []
+
+
+def test_missing_reports_are_judged_with_the_rows_of_others():
+    """A partition with rows needs no wake-up. Its rows are taken first, then what is missing is judged."""
+    log = simple()
+    at = log.barrier()
+    operator = Operator()
+    operator.take(log_frame(log), now_ms=100)
+    found = told(operator.take(frame(report_row(log.report(at, "om2"))), now_ms=5000))
+    assert found == [("om1", "unknown", at.offset), ("om2", "equal", at.offset), ("om3", "unknown", at.offset)]
+
+
+def test_a_wake_up_makes_no_state():
+    """Whoever may write wake-ups could name partitions that do not exist."""
+    operator = Operator()
+    assert operator.wake(10**6) == []
+    assert operator.waits_until_ms is None
+    assert operator.state.maps["kept"].rows == {}
 
 
 def test_ticks_are_no_news():
@@ -211,7 +234,7 @@ def test_ticks_are_no_news():
     at = log.barrier()
     operator.take(log_frame(log, read + 1), frame(report_row(log.report(at, REPLICAS[0]))))
     assert operator.news == 2
-    operator.expire(10**6)
+    operator.wake(10**6)
     assert operator.news == 0, "what it says then is a verdict"
 
 
@@ -224,21 +247,12 @@ def test_a_barrier_at_which_all_have_reported_waits_for_nothing():
     for number, node in enumerate(REPLICAS):
         operator.take(frame(report_row(log.report(at, node), number)), now_ms=200)
         waits.append(operator.waits_until_ms)
-    assert waits == [1500, 1500, NO_DEADLINE]
-    assert operator.expire(1500) == []
+    assert waits == [1300, 1300, NO_DEADLINE]
+    assert operator.wake(1500) == []
     together = Operator()
     reports = frame(*(report_row(log.report(at, node), number) for number, node in enumerate(REPLICAS)))
     assert len(verdicts(together.take(log_frame(log), reports))) == len(REPLICAS)
-    assert (together.state.timers, together.waits_until_ms) == ([], NO_DEADLINE)
-
-
-@pytest.mark.parametrize(("now_ms", "at_ms"), [(300, 1500), (301, 2000), (799, 2000), (800, 2000)])
-def test_timers_are_rounded_up_to_whole_half_seconds(now_ms: int, at_ms: int):
-    log = simple()
-    log.barrier()
-    operator = Operator()
-    operator.take(log_frame(log), now_ms=now_ms)
-    assert operator.state.timers == [at_ms]
+    assert together.waits_until_ms == NO_DEADLINE
 
 
 def test_a_deadline_is_kept_over_a_restart():
@@ -246,27 +260,22 @@ def test_a_deadline_is_kept_over_a_restart():
     log.barrier()
     operator = Operator()
     operator.take(log_frame(log), now_ms=100)
-    operator.expire(1000)
-    assert operator.state.timers == [1500, 1500]
+    operator.wake(1000)
+    assert operator.waits_until_ms == 1300
 
 
-def test_without_timers_verdicts_have_the_time_of_the_clock_and_nothing_is_due():
+def test_without_deadlines_nothing_is_due():
     log = simple()
     at = log.barrier()
-    operator = Operator(timers=False)
-    before_ms = time.time_ns() // 1_000_000
+    operator = Operator(deadlines=False)
     (verdict,) = verdicts(operator.take(log_frame(log), frame(report_row(log.report(at))), now_ms=5))
-    assert before_ms <= verdict.decided_at_ms <= time.time_ns() // 1_000_000
-    assert operator.state.timers == []
+    assert verdict.decided_at_ms == 5
+    assert verdicts(operator.take(frame(report_row(log.report(at, "om2"))), now_ms=10**6))[0].node == "om2"
+    assert operator.waits_until_ms is None
 
 
-def test_with_timers_a_repeated_micro_batch_gives_the_same_verdicts():
-    log = simple()
-    at = log.barrier()
-    batch = (log_frame(log), frame(report_row(log.report(at))))
-    one, other = (verdicts(Operator().take(*batch, now_ms=77)) for _ in range(2))
-    assert one == other
-    assert one[0].decided_at_ms == 77
+def test_the_clock_is_the_machines():
+    assert abs(clock_ms() - time.time() * 1000) < 60_000
 
 
 def test_stored_bytes_are_judged_when_all_members_have_reported():
@@ -276,12 +285,12 @@ def test_stored_bytes_are_judged_when_all_members_have_reported():
     operator.take(log_frame(log, name=DN_LOG))
     first, second, third = (report_row(log.block_report(at, node)) for node in MEMBERS)
     assert operator.take(frame(first)) == operator.take(frame(second)) == []
-    assert sorted(operator.state.maps["blocks"].rows) == [(at.offset, "dn1"), (at.offset, "dn2")]
+    assert operator.kept("blocks") == [(at.offset, "dn1", ""), (at.offset, "dn2", "")]
     rows = operator.take(frame(third))
     assert [(one.node, one.verdict, one.basis, one.log) for one in verdicts(rows)] == [
         (node, "equal", "replicas:blocks", DN_LOG) for node in MEMBERS
     ]
-    assert not operator.state.maps["blocks"].rows
+    assert not operator.kept("blocks")
 
 
 def test_a_barrier_behind_late_validation_has_no_digest():
@@ -297,7 +306,7 @@ def test_a_barrier_behind_late_validation_has_no_digest():
     assert {(one.node, one.verdict, one.basis) for one in verdicts(rows)} == {
         (node, "equal", "replicas:incremental") for node in REPLICAS
     }
-    assert not operator.state.maps["reports"].rows
+    assert not operator.kept("report")
 
 
 def test_kept_barriers_are_dropped_with_their_sums(monkeypatch: pytest.MonkeyPatch):
@@ -306,7 +315,7 @@ def test_kept_barriers_are_dropped_with_their_sums(monkeypatch: pytest.MonkeyPat
     operator = Operator()
     monkeypatch.setattr(f"{__name__}.LIMITS", MatchingLimits(report_timeout_ms=1000, kept_barriers=2))
     operator.take(log_frame(log))
-    assert sorted(operator.state.maps["barriers"].rows) == [(at.offset,) for at in barriers[-2:]]
+    assert operator.kept("barrier") == [(at.offset, "", "") for at in barriers[-2:]]
 
 
 def test_a_broken_log_stays_broken_over_a_restart():

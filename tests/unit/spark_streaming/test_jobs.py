@@ -21,11 +21,11 @@ from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.configuration.audit_config import AuditConfig
 from spark_streaming.jobs import audit_batch, audit_stream, health, outages, running_query, wake_ups
 from spark_streaming.jobs.audit_metrics import AuditMetrics
-from spark_streaming.jobs.audit_stream import AuditTooOld, Reporter
+from spark_streaming.jobs.audit_stream import AuditTooOld, Reporter, partitions_of
 from spark_streaming.jobs.health import JobHealth
 from spark_streaming.jobs.progress import ProgressReader
 from spark_streaming.jobs.running_query import MAX_REASON_CHARACTERS, QueryEnd, RunningQuery
-from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
+from spark_streaming.jobs.wake_ups import DueWakeUps, WakeUps, wake_up
 from spark_streaming.records import batch_gate
 from spark_streaming.records.batch_gate import BatchGate, GateClosed
 from spark_streaming.records.core.freshness import ReportedPartition
@@ -95,6 +95,8 @@ def test_a_reader_never_finds_half_a_file(path: Path):
     assert os.listdir(path.parent) == [path.name]
 
 
+FIRST, SECOND = ReportedPartition(OM_LOG, 0), ReportedPartition(DN_LOG, 0)
+
 # The end of the running audit.
 
 
@@ -162,12 +164,24 @@ class Session:
         self.levels.append(level)
 
 
+def watched(
+    path: Path, session: Any, query: Any, wakes: WakeUps, gate: BatchGate | None = None,
+    sent: list[Any] | None = None, metrics: AuditMetrics | None = None, windows: Any = None,
+) -> RunningQuery:  # fmt: skip
+    """Return the job around a query; ``sent`` takes what goes to the topic of windows."""
+    stats: Any = SimpleNamespace(send=[].append if sent is None else sent.append)
+    return RunningQuery(
+        session, query, JobHealth(path), gate or BatchGate(), wakes, metrics or AuditMetrics(), stats,
+        lambda: [FIRST, SECOND], windows,
+    )  # fmt: skip
+
+
 def run(path: Path, query: Any, rounds: int = 99, gate: BatchGate | None = None) -> tuple[QueryEnd, str | None]:
     """Run until the query ends, or a signal comes after so many rounds; the query is stopped."""
     asked = iter([False] * rounds + [True])
     session: Any = Session()
     wakes = WakeUps([10**6], time.monotonic())
-    job = RunningQuery(session, query, JobHealth(path), gate or BatchGate(), wakes, AuditMetrics())
+    job = watched(path, session, query, wakes, gate)
     found = job.run(lambda: next(asked))
     assert query.is_stopped
     assert session.levels == ["OFF", "ERROR"], "a stop is no error for Spark to log"
@@ -363,6 +377,21 @@ def test_an_audit_without_a_log_says_so(
     assert capsys.readouterr().err == "audit failed: there is no topic om.log\n"
 
 
+def test_an_audit_without_a_topic_of_windows_says_how_one_is_made(
+    config: AuditConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """It ran on, and nothing that was missing on a quiet partition would be judged."""
+    Runs([], trimmed=[False]).install(monkeypatch)
+    monkeypatch.setattr(audit_stream, "topic_partitions", lambda _, topic: int(topic == OM_LOG))
+    assert audit_stream.run(config) == 1
+    assert capsys.readouterr().err == "audit failed: there is no topic om.stats: `stratolog topics ensure` makes it\n"
+
+
+def test_all_partitions_of_all_logs_are_woken_up(config: AuditConfig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(audit_stream, "topic_partitions", lambda _, topic: {OM_LOG: 2}.get(topic, 1))
+    assert partitions_of(config) == [FIRST, ReportedPartition(OM_LOG, 1), SECOND]
+
+
 def test_an_audit_whose_brokers_are_away_at_its_start_says_so(
     config: AuditConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -381,28 +410,33 @@ def test_an_audit_whose_brokers_are_away_at_its_start_says_so(
 # A quiet cluster.
 
 
-FIRST, SECOND = ReportedPartition(OM_LOG, 0), ReportedPartition(DN_LOG, 0)
+NOBODY = DueWakeUps(frozenset(), everywhere=False)
+ALL = DueWakeUps(frozenset(), everywhere=True)
 
 
-def due(wakes: WakeUps, *times_s: float) -> list[bool]:
-    return [wakes.is_due(now_s) for now_s in times_s]
+def due(wakes: WakeUps, *times_s: float) -> list[DueWakeUps]:
+    return [wakes.take_due(now_s) for now_s in times_s]
+
+
+def only(partition: ReportedPartition) -> DueWakeUps:
+    return DueWakeUps(frozenset([partition]), everywhere=False)
 
 
 def test_a_quiet_audit_is_woken_once_for_each_delay_after_its_start():
     wakes = WakeUps([10_000, 600_000], 100.0)
     wakes.note({FIRST: None}, 0, 100.0)
-    assert due(wakes, 110.9, 111.0, 111.1, 700.9) == [False, True, False, False]
+    assert due(wakes, 110.9, 111.0, 111.1, 700.9) == [NOBODY, ALL, NOBODY, NOBODY]
     assert wakes.is_near(701.0)
-    assert due(wakes, 701.0, 10**6) == [True, False]
+    assert due(wakes, 701.0, 10**6) == [ALL, NOBODY]
 
 
-def test_it_is_woken_when_a_report_is_to_be_missing():
+def test_a_partition_is_woken_when_a_report_is_to_be_missing():
     wakes = WakeUps([], 0.0)
     wakes.note({FIRST: 50_500, SECOND: 40_000}, 40_000, 100.0)
-    assert due(wakes, 100.9, 101.0, 111.4) == [False, True, False]
+    assert due(wakes, 100.9, 101.0, 111.4) == [NOBODY, only(SECOND), NOBODY]
     assert not wakes.is_near(111.4)
     assert wakes.is_near(111.5)
-    assert due(wakes, 111.5, 10**6) == [True, False]
+    assert due(wakes, 111.5, 10**6) == [only(FIRST), NOBODY]
 
 
 def test_it_is_not_woken_once_the_report_has_come():
@@ -410,29 +444,32 @@ def test_it_is_not_woken_once_the_report_has_come():
     wakes.note({FIRST: 50_000, SECOND: 50_000}, 40_000, 100.0)
     wakes.note({FIRST: None}, 41_000, 101.0)
     wakes.note({SECOND: 60_000}, 42_000, 102.0)
-    assert due(wakes, 111.0, 120.9, 121.0, 10**6) == [False, False, True, False], "what has no rows waits on"
+    assert due(wakes, 111.0, 120.9, 121.0, 10**6) == [NOBODY, NOBODY, only(SECOND), NOBODY]
+    wakes.note({FIRST: 10}, 0, 0.0)
+    wakes.note({SECOND: None}, 0, 0.0)
+    assert wakes.take_due(10**6) == only(FIRST), "what has no rows waits on"
 
 
 def test_wake_ups_go_to_the_topic_of_windows(path: Path, monkeypatch: pytest.MonkeyPatch):
     some: Any = Query([False] * 3)
     session: Any = Session()
     sent: list[Any] = []
-    stats: Any = SimpleNamespace(send=sent.append)
     asked = iter([False, False, False, True])
     monkeypatch.setattr(wake_ups, "MARGIN_S", 0.0)
     wakes = WakeUps([0], 0.0)
-    job = RunningQuery(session, some, JobHealth(path), BatchGate(), wakes, AuditMetrics(), stats)
-    assert job.run(lambda: next(asked)) is QueryEnd.ENDED
-    assert sent == [[WAKE_UP]]
+    assert watched(path, session, some, wakes, sent=sent).run(lambda: next(asked)) is QueryEnd.ENDED
+    assert sent == [[wake_up(SECOND), wake_up(FIRST)]], "all there are: nobody knows what they wait for"
+    wakes.note({FIRST: 0}, 0, 0.0)
+    asked, some.ends = iter([False, False, True]), [False] * 2
+    assert watched(path, session, some, wakes, sent=sent).run(lambda: next(asked)) is QueryEnd.ENDED
+    assert sent[1:] == [[wake_up(FIRST)]]
 
 
 def quiet_run(path: Path, query: Any) -> QueryEnd:
     """Run with a topic of windows until the query is put to sleep, or for three rounds."""
     session: Any = Session()
     asked = iter([False] * 3 + [True])
-    stats: Any = SimpleNamespace(send=lambda _: None)
-    job = RunningQuery(session, query, JobHealth(path), BatchGate(), WakeUps([], 0.0), AuditMetrics(), stats)
-    return job.run(lambda: next(asked))
+    return watched(path, session, query, WakeUps([], 0.0)).run(lambda: next(asked))
 
 
 LOOKED: dict[str, Any] = {"sources": []}
@@ -502,7 +539,7 @@ def test_a_sleeping_audit_is_started_again_by_news_or_a_wake_up_and_ended_by_a_s
     assert len(seen) == 3
     pulse = metrics.registry().get_sample_value("stratolog_audit_progress_timestamp_seconds", {"query": QUERY_NAME})
     assert pulse == pytest.approx(time.time(), abs=60.0), "a sleeping audit shows that it lives"
-    assert due.is_due(time.monotonic()), "the queries that are started now are still to be woken"
+    assert due.take_due(time.monotonic()), "the queries that are started now are still to be woken"
 
 
 # What newer software wrote.
@@ -560,7 +597,7 @@ def test_the_metrics_say_whether_the_query_runs(path: Path):
 
     some: Any = Query([])
     session: Any = Session()
-    RunningQuery(session, some, JobHealth(path), BatchGate(), WakeUps([], 0.0), metrics).run(is_asked_to_stop)
+    watched(path, session, some, WakeUps([], 0.0), metrics=metrics).run(is_asked_to_stop)
     assert (*seen, active()) == (1, 0)
 
 
@@ -569,12 +606,9 @@ def test_who_goes_to_sleep_sends_the_windows_first(path: Path, monkeypatch: pyte
     sent: list[str] = []
     windows: Any = SimpleNamespace(send_if_due=lambda: None, send_now=lambda: sent.append("sent"))
     session: Any = Session()
-    stats: Any = SimpleNamespace(send=lambda _: None)
     for stop, end in ((False, QueryEnd.QUIET), (True, QueryEnd.ENDED)):
         query: Any = Query([False], progress=[LOOKED])
-        job = RunningQuery(
-            session, query, JobHealth(path), BatchGate(), WakeUps([], 0.0), AuditMetrics(), stats, windows
-        )
+        job = watched(path, session, query, WakeUps([], 0.0), windows=windows)
         assert job.run(partial(bool, stop)) is end
     assert sent == ["sent"], "another start sends what is open again"
 
