@@ -224,7 +224,7 @@ def await_news(
     topics = {topic for log in config.logs for topic in (log.topic, log.reports_topic)}
     noted_at_s = float("-inf")
     with News(config.bootstrap_servers, topics, committed_offsets(config.checkpoint_dir)) as news:
-        while not (is_asked_to_stop() or wakes.is_near(time.monotonic()) or news.has_come(POLL_SECONDS)):
+        while not (is_asked_to_stop() or wakes.due(time.monotonic()) or news.has_come(POLL_SECONDS)):
             if time.monotonic() - noted_at_s >= NOTE_SECONDS:
                 noted_at_s = time.monotonic()
                 health.update()

@@ -118,9 +118,12 @@ class RunningQuery:
 
     def _wake_up(self) -> None:
         """Give rows to the partitions that are due; raises KafkaException."""
-        if due := self.wake_ups.take_due(time.monotonic()):
+        now_s = time.monotonic()
+        if due := self.wake_ups.due(now_s):
             others = self.partitions() if due.everywhere else ()
             self.stats.send([wake_up(partition) for partition in sorted(due.partitions.union(others))])
+            # Not before they are sent: brokers that take nothing end this query, and the next one sends them.
+            self.wake_ups.woken(now_s)
             self.gate.note()
 
     def _note_progress(self) -> None:

@@ -57,20 +57,14 @@ class WakeUps:
                 if due_ms is not None:
                     self._waiting_s[partition] = now_s + (due_ms - now_ms) / 1000 + MARGIN_S
 
-    def is_near(self, now_s: float) -> bool:
-        """Say whether :meth:`take_due` would return something."""
+    def due(self, now_s: float) -> DueWakeUps:
+        """Return what is to be woken up now, until :meth:`woken` is called."""
         with self._lock:
-            return bool(self._due(now_s))
+            partitions = (partition for partition, due_s in self._waiting_s.items() if due_s <= now_s)
+            return DueWakeUps(frozenset(partitions), any(due_s <= now_s for due_s in self._unknown_s))
 
-    def take_due(self, now_s: float) -> DueWakeUps:
-        """Return what is to be woken up now; once for each deadline."""
+    def woken(self, now_s: float) -> None:
+        """Take note that what was due at ``now_s`` has been woken up."""
         with self._lock:
-            due = self._due(now_s)
             self._unknown_s = tuple(due_s for due_s in self._unknown_s if due_s > now_s)
-            for partition in due.partitions:
-                del self._waiting_s[partition]
-            return due
-
-    def _due(self, now_s: float) -> DueWakeUps:
-        partitions = (partition for partition, due_s in self._waiting_s.items() if due_s <= now_s)
-        return DueWakeUps(frozenset(partitions), any(due_s <= now_s for due_s in self._unknown_s))
+            self._waiting_s = {partition: due_s for partition, due_s in self._waiting_s.items() if due_s > now_s}

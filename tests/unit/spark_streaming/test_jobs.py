@@ -415,7 +415,12 @@ ALL = DueWakeUps(frozenset(), everywhere=True)
 
 
 def due(wakes: WakeUps, *times_s: float) -> list[DueWakeUps]:
-    return [wakes.take_due(now_s) for now_s in times_s]
+    """Return what is due at each time, and woken up then."""
+    found = []
+    for now_s in times_s:
+        found.append(wakes.due(now_s))
+        wakes.woken(now_s)
+    return found
 
 
 def only(partition: ReportedPartition) -> DueWakeUps:
@@ -426,7 +431,7 @@ def test_a_quiet_audit_is_woken_once_for_each_delay_after_its_start():
     wakes = WakeUps([10_000, 600_000], 100.0)
     wakes.note({FIRST: None}, 0, 100.0)
     assert due(wakes, 110.9, 111.0, 111.1, 700.9) == [NOBODY, ALL, NOBODY, NOBODY]
-    assert wakes.is_near(701.0)
+    assert wakes.due(701.0) == wakes.due(701.0) == ALL, "until it is said that they were woken up"
     assert due(wakes, 701.0, 10**6) == [ALL, NOBODY]
 
 
@@ -434,8 +439,8 @@ def test_a_partition_is_woken_when_a_report_is_to_be_missing():
     wakes = WakeUps([], 0.0)
     wakes.note({FIRST: 50_500, SECOND: 40_000}, 40_000, 100.0)
     assert due(wakes, 100.9, 101.0, 111.4) == [NOBODY, only(SECOND), NOBODY]
-    assert not wakes.is_near(111.4)
-    assert wakes.is_near(111.5)
+    assert not wakes.due(111.4)
+    assert wakes.due(111.5)
     assert due(wakes, 111.5, 10**6) == [only(FIRST), NOBODY]
 
 
@@ -447,7 +452,7 @@ def test_it_is_not_woken_once_the_report_has_come():
     assert due(wakes, 111.0, 120.9, 121.0, 10**6) == [NOBODY, NOBODY, only(SECOND), NOBODY]
     wakes.note({FIRST: 10}, 0, 0.0)
     wakes.note({SECOND: None}, 0, 0.0)
-    assert wakes.take_due(10**6) == only(FIRST), "what has no rows waits on"
+    assert wakes.due(10**6) == only(FIRST), "what has no rows waits on"
 
 
 def test_wake_ups_go_to_the_topic_of_windows(path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -463,6 +468,24 @@ def test_wake_ups_go_to_the_topic_of_windows(path: Path, monkeypatch: pytest.Mon
     asked, some.ends = iter([False, False, True]), [False] * 2
     assert watched(path, session, some, wakes, sent=sent).run(lambda: next(asked)) is QueryEnd.ENDED
     assert sent[1:] == [[wake_up(FIRST)]]
+
+
+def test_wake_ups_that_brokers_do_not_take_are_sent_by_the_next_query(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wake_ups, "MARGIN_S", 0.0)
+    session: Any = Session()
+    wakes = WakeUps([], 0.0)
+    wakes.note({FIRST: 0}, 0, 0.0)
+    job = watched(path, session, Query([False] * 2), wakes)
+
+    def refuse(_: object) -> None:
+        raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
+
+    job.stats = SimpleNamespace(send=refuse)  # type: ignore[assignment]
+    assert (job.run(lambda: False), job.are_brokers_away) == (QueryEnd.FAILED, True)
+    sent: list[Any] = []
+    asked = iter([False, True])
+    watched(path, session, Query([False]), wakes, sent=sent).run(lambda: next(asked))
+    assert sent == [[wake_up(FIRST)]]
 
 
 def quiet_run(path: Path, query: Any) -> QueryEnd:
@@ -539,7 +562,7 @@ def test_a_sleeping_audit_is_started_again_by_news_or_a_wake_up_and_ended_by_a_s
     assert len(seen) == 3
     pulse = metrics.registry().get_sample_value("stratolog_audit_progress_timestamp_seconds", {"query": QUERY_NAME})
     assert pulse == pytest.approx(time.time(), abs=60.0), "a sleeping audit shows that it lives"
-    assert due.take_due(time.monotonic()), "the queries that are started now are still to be woken"
+    assert due.due(time.monotonic()), "the queries that are started now are still to be woken"
 
 
 # What newer software wrote.
