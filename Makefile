@@ -13,7 +13,7 @@ SOURCES += $(wildcard build_tools)
 LOCK := requirements-dev.lock
 LOCKED = $$($(BIN)/python -c 'import sys; print("--constraint $(LOCK)" if sys.version_info[:2] == (3, 11) else "")')
 # The stamp's name holds what an install depends on, so it is redone when that changes and never otherwise.
-STAMP := $(VENV)/.stratolog-$(shell (cat pyproject.toml $(LOCK) schemas/native.pyx spark_streaming/verdicts/native.pyx stratolog/local/poms/*.xml; echo $(PACKAGES)) | cksum | tr ' ' '-')
+STAMP := $(VENV)/.stratolog-$(shell (cat pyproject.toml $(LOCK) schemas/native.pyx schemas/records/native.pyx spark_streaming/verdicts/native.pyx stratolog/local/poms/*.xml; echo $(PACKAGES)) | cksum | tr ' ' '-')
 
 # Variables of `make demo`: BROKERS=1 or 3; KEEP=1 leaves the stack running; TREE=DIR is what is ingested.
 BROKERS ?= 1

@@ -38,6 +38,7 @@ from schemas.codecs.codec import encode
 from schemas.column_families import BUCKET_TABLE, INLINE_TABLE, KEY_TABLE, PREFIX_TABLE, VOLUME_TABLE
 from schemas.door.frames import MAX_READ_KEYS
 from schemas.records.door import DoorRead, DoorRows
+from schemas.records.record import made_in_c
 from schemas.result_codes import INVALID_REQUEST, NOT_SUPPORTED_OPERATION, OK, OVERLOADED
 from schemas.sharding import shard_of
 
@@ -60,6 +61,7 @@ AT_ONCE_KEYS = 1_000
 Told = Callable[[DoorRows], None]
 
 
+@made_in_c
 @dataclass(frozen=True, slots=True)
 class _Lookup:
     read: DoorRead

@@ -8,6 +8,7 @@ the process.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,21 +26,17 @@ from schemas.result_codes import OK
 BUCKETS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000)
 """Upper bounds of the latency histogram, in ms; slower requests are in a last, unbounded bucket."""
 
-_NUMBERS_FROM = 26
-"""Where a Response's three numbers begin: after the header and the client's id."""
+_SUCCESS = re.compile(rb".{26}(?:[\x80-\xff]*[\x00-\x7f]){3}\x04OK\x00", re.DOTALL)
+"""How the encoded Response of a success begins, which need not be decoded.
 
-_OK = b"\x04OK\x00"
-"""Status OK and an empty message, as Avro writes them after the numbers: a success need not be decoded."""
+Avro writes the header and the client's id, three numbers, each of which ends at its first byte below 128, then status
+OK and an empty message.
+"""
 
 
 def status_of(response: bytes) -> str:
     """Return the result code of an encoded Response."""
-    at = _NUMBERS_FROM
-    for _ in range(3):
-        while response[at] & 0x80:
-            at += 1
-        at += 1
-    if response.startswith(_OK, at):
+    if _SUCCESS.match(response):
         return OK
     return decode_as(Response, response).status
 
@@ -76,18 +73,26 @@ class RequestMetrics:
 
     def count(self, batch: Batch, now_ms: int) -> None:
         """Count a batch that took effect; ``now_ms``: wall clock, as the requests' first sending."""
-        for result in batch.results:
-            self._count_one(result.request_type, result.response, now_ms - result.first_sent_at_ms)
+        self._count_all(
+            (result.request_type, result.response, now_ms - result.first_sent_at_ms) for result in batch.results
+        )
 
     def count_late(self, effective: Effective, now_ms: int) -> None:
         """Count a RequestBatch that took effect. Its record holds no results, so the leader's answers are counted."""
-        for _, reply in executed(effective):
-            self._count_one(reply.proposal.request_type, reply.response, now_ms - reply.proposal.first_sent_at_ms)
+        self._count_all(
+            (reply.proposal.request_type, reply.response, now_ms - reply.proposal.first_sent_at_ms)
+            for _, reply in executed(effective)
+        )
 
-    def _count_one(self, kind: str, response: bytes, latency_ms: int) -> None:
-        self.counts[kind, status_of(response)] += 1
-        self.slower[bisect_left(BUCKETS_MS, max(0, latency_ms))] += 1
-        self.total_ms += max(0, latency_ms)
+    def _count_all(self, requests: Iterable[tuple[str, bytes, int]]) -> None:
+        """Count requests, each with its type, its response and its latency. Those of a batch have few latencies."""
+        latencies: dict[int, int] = {}
+        for kind, response, latency_ms in requests:
+            self.counts[kind, status_of(response)] += 1
+            latencies[latency_ms] = latencies.get(latency_ms, 0) + 1
+        for latency_ms, number in latencies.items():
+            self.slower[bisect_left(BUCKETS_MS, max(0, latency_ms))] += number
+            self.total_ms += max(0, latency_ms) * number
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return (upper bound in seconds, requests up to it) of the latency histogram, the unbounded one last."""

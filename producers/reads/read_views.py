@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from schemas.records.record import record
+from schemas.records.record import made_in_c, record
 from schemas.records.rows import BucketInfo, KeyInfo, SnapshotInfo, VolumeInfo
 
 PAGE_ENTRIES = 1000
@@ -66,6 +66,7 @@ class TokenGrant:
 Row = TypeVar("Row", bound=VolumeInfo | BucketInfo | KeyInfo | SnapshotInfo | SnapshotDiffEntry)
 
 
+@made_in_c
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View(Generic[Row]):
     """A row as a node read it.

@@ -70,10 +70,12 @@ BESIDE_OTHERS = """
     from stratolog.commands.audit import BATCH_JOB
     from stratolog.schemas import native
     from stratolog.schemas.codecs import codec
+    from stratolog.schemas.records import record
     from stratolog.spark_streaming.records.session import PACKAGE_ROOT
     print(json.dumps({{
         "foreign": [importlib.import_module(name).WHOSE for name in {ours}],
         "codec": [codec.compile_encoder.__module__, native.__name__],
+        "records": record.make_in_c.__module__,
         "root": str(PACKAGE_ROOT),
         "job": BATCH_JOB,
         "from": sorted({{module.__file__ for name, module in sys.modules.items() if name.partition(".")[0] == "stratolog"}}),
@@ -179,6 +181,7 @@ def test_the_wheel_has_one_package_and_says_so(wheel: Path) -> None:
     assert {
         "stratolog/py.typed",
         "stratolog/schemas/native.pyi",
+        "stratolog/schemas/records/native.pyi",
         "stratolog/local/poms/spark.xml",
         "stratolog/local/poms/delta.xml",
     } <= set(names)
@@ -200,6 +203,7 @@ def test_all_of_it_imports_beside_foreign_packages_of_the_same_names(beside_othe
     (packages,) = beside_others.glob("lib/python3*/site-packages")
     assert answer["foreign"] == ["theirs"] * len(OURS)
     assert answer["codec"] == ["stratolog.schemas.native"] * 2
+    assert answer["records"] == "stratolog.schemas.records.native"
     assert answer["root"] == str(packages)
     assert answer["job"] == "stratolog.spark_streaming.jobs.audit_batch"
     assert all(Path(where).is_relative_to(packages / "stratolog") for where in answer["from"])

@@ -33,6 +33,7 @@ from producers.errors import (
 from schemas.codecs import codec
 from schemas.privilege import ClusterSecret, is_privileged
 from schemas.records.messages import Request, RequestBody, Response, shard_of_request
+from schemas.records.record import made_in_c
 from schemas.result_codes import (
     INVALID_REQUEST,
     OK,
@@ -89,6 +90,7 @@ class Policy:
             raise ValueError(f"overload_max_ms must be at least 1, not {self.overload_max_ms}")
 
 
+@made_in_c
 @dataclass(slots=True, kw_only=True, eq=False)
 class Call:
     """A request without a final answer. ``value`` is what is sent, each time."""

@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 
 from replicated_db.core.execution.retry import CLIENT_BYTES, floor_of, floor_value
@@ -39,9 +40,14 @@ class AnsweredCalls:
         """Whether there may be rows to remove."""
         return bool(self._due)
 
-    def on_request(self, client_id: bytes, answered_below: int) -> None:
-        """Take note that the client has all answers below ``answered_below`` and will not repeat these calls."""
-        if not self._calls or answered_below - self._floors.get(client_id, 0) < self._calls:
+    def on_requests(self, answered: Mapping[bytes, int]) -> None:
+        """Take note, by client, below which call it has all answers: it will not repeat those calls."""
+        if self._calls:
+            for client_id, answered_below in answered.items():
+                self._on_client(client_id, answered_below)
+
+    def _on_client(self, client_id: bytes, answered_below: int) -> None:
+        if answered_below - self._floors.get(client_id, 0) < self._calls:
             return
         if len(self._floors) >= MAX_CLIENTS:
             self._floors.clear()

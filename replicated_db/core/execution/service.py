@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from replicated_db.core.execution.transaction import Transaction
 from schemas.records.log import RequestPosition
-from schemas.records.record import record
+from schemas.records.record import made_in_c, record
 
 MAX_REQUEST_BYTES = 1024 * 1024
 """Most bytes that one request's operations and answer may take in a batch."""
@@ -50,6 +50,7 @@ class Refusal(Enum):
     PREPARED = "prepared"
 
 
+@made_in_c
 @dataclass(slots=True, kw_only=True)
 class Proposal:
     """A request to execute. With a ``client_id`` it has a retry row; without one it is a local request (``submit``).

@@ -46,6 +46,8 @@ class OperationsBatch:
     position: RequestPosition | None = None
     size_bytes: int = 0
     requests: int = 0
+    answered: dict[bytes, int] = field(default_factory=dict)
+    """By client, below which call its latest request says that all have been answered."""
 
     def keep(self, transaction: Transaction) -> None:
         """Commit a transaction into the batch."""
@@ -128,7 +130,7 @@ class OperationsBuilder:
             judgement = judge_call(proposal, self.get, batch.timestamp_ms)
         client_id = proposal.client_id
         if client_id:
-            self._answered.on_request(client_id, proposal.answered_below)
+            batch.answered[client_id] = proposal.answered_below
         if judgement is not RUN:
             response = self._service.refuse(proposal, judgement.refusal, judgement.message, index)
             batch.answer(proposal, response, index, recorded=False)
@@ -165,6 +167,7 @@ class OperationsBuilder:
             self._overlay.close_empty_layer()
             return []
         self._in_flight[batch.layer] = batch
+        self._answered.on_requests(batch.answered)
         before = [SealedRecord(partial(batch.control_record, control)) for control in batch.control]
         return [*before, SealedRecord(batch.record, partial(self._on_applied, batch))]
 

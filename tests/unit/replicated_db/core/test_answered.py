@@ -189,21 +189,21 @@ def test_what_is_heard_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(answered, "MAX_CLIENTS", 3)
     heard = AnsweredCalls(1)
     for number in range(10):
-        heard.on_request(bytes([number]) * 16, 5)
+        heard.on_requests({bytes([number]) * 16: 5})
         assert len(heard._due) <= len(heard._floors) <= 3
     assert heard.due
 
 
 def test_a_statement_that_removes_nothing_writes_nothing():
     heard = AnsweredCalls(1)
-    heard.on_request(CLIENT, 100)
-    heard.on_request(CLIENT, -5)
+    heard.on_requests({CLIENT: 100})
+    heard.on_requests({CLIENT: -5})
     transaction = transaction_with(lambda _: None)
     heard.remove(transaction, 1)
     assert transaction.commit() == []
     assert not heard.due
     off = AnsweredCalls(0)
-    off.on_request(CLIENT, 100)
+    off.on_requests({CLIENT: 100})
     assert not off.due
 
 
