@@ -317,14 +317,15 @@ class LeaderLoop:
 
     def _settle(self, effective: Sequence[Effective]) -> None:
         for one in effective:
-            self._publish(one.outcome)
-            if one.replies:
+            if one.replies:  # first of all: somebody waits for them
                 self.batches += 1
                 self._outbox.reply(one.replies)
                 if self._spans is not None:
                     self._spans.answered(one.replies, one.offset)
-                self._on_settled(one)
             self._read_indexes.on_effective(one)
+            self._publish(one.outcome)
+            if one.replies:
+                self._on_settled(one)
 
     def _barriers_and_ticks(self, leader: Leader, appender: Appender) -> None:
         self._append(appender, [leader.barrier(self._clock.elapsed_ms())])

@@ -1,30 +1,32 @@
 """The overlay: the rows that batches in flight will have written, over the store (design, section 4).
 
 The overlay has one entry per row, the newest value. So a read is one lookup, however many batches are in flight. Each
-layer (batch) has the rows that it wrote. A layer is dropped only after its write is visible in the store. Dropping it
-removes the entries of the rows that no later layer has written.
+layer (batch) has the rows that it wrote. A layer is dropped only after its write is visible in the store.
 
 A value of ``None`` is a deleted row. Reads see the overlay over the store; iteration merges both in key order.
 
-The overlay remembers rows that it read from the store lately: every request of a bucket reads the bucket's row, and a
-commit reads a row before it replaces that row. Remembering is safe because, while a claim lasts, only its own layers
-change the store. Where something else does (late validation), :meth:`Overlay.forget` is called.
+The overlay remembers rows of the store: those that it read lately, and those of dropped layers. Every request of a
+bucket reads the bucket's row, and a commit reads what its CreateKey wrote shortly before. Remembering is safe because,
+while a claim lasts, only its own layers change the store. Where something else does (late validation),
+:meth:`Overlay.forget` is called.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from replicated_db.core.ports import StoreView
 
 Row = tuple[str, bytes]
 """Column family and key."""
 
-MAX_REMEMBERED = 4096
+MAX_REMEMBERED = 16_384
 """Most rows of the store that are remembered, absent ones included. Beyond it all are forgotten."""
-MAX_REMEMBERED_BYTES = 4096
-"""Longer values are not remembered."""
+MAX_REMEMBERED_BYTES = 8 * 1024 * 1024
+"""Most bytes of their values, likewise."""
+MAX_REMEMBERED_VALUE_BYTES = 4096
+"""A longer value that is read from the store is not remembered."""
 
 
 class Overlay:
@@ -38,8 +40,8 @@ class Overlay:
         For lookups on the hot path: :meth:`get` without its call. To read a row that is missing here, call it.
         """
         self._layers: deque[tuple[int, dict[Row, bytes | None]]] = deque()
-        self._room = MAX_REMEMBERED
-        """How many more rows of the store are remembered before all are forgotten."""
+        self._room, self._room_bytes = MAX_REMEMBERED, MAX_REMEMBERED_BYTES
+        """How many more rows of the store, and bytes of them, are remembered before all are forgotten."""
 
     def open_layer(self, number: int) -> None:
         """Begin a layer; numbers ascend."""
@@ -62,18 +64,19 @@ class Overlay:
         if row in known:
             return known[row]
         value = self._base.get(cf, key)
-        if value is not None and len(value) > MAX_REMEMBERED_BYTES:
-            return value
-        if not self._room:
-            self.forget()
-        self._room -= 1
-        self.known[row] = value
+        size_bytes = 0 if value is None else len(value)
+        if size_bytes <= MAX_REMEMBERED_VALUE_BYTES:
+            if not self._room or size_bytes > self._room_bytes:
+                self.forget()
+            self._room -= 1
+            self._room_bytes -= size_bytes
+            self.known[row] = value
         return value
 
     def forget(self) -> None:
-        """Forget what was read from the store: something other than a layer has written to the store."""
+        """Forget the rows of the store: something other than a layer has written to it, or too many are remembered."""
         self.known = self._in_flight()
-        self._room = MAX_REMEMBERED
+        self._room, self._room_bytes = MAX_REMEMBERED, MAX_REMEMBERED_BYTES
 
     def _in_flight(self) -> dict[Row, bytes | None]:
         return {row: value for _, rows in self._layers for row, value in rows.items()}
@@ -93,15 +96,17 @@ class Overlay:
         return merge_ordered(self._base.iterate(cf, start, stop), above)
 
     def drop_layer(self, number: int) -> None:
-        """Forget the oldest layer, whose write is visible in the store. Raises ValueError if it is not the oldest."""
+        """Drop the oldest layer, whose write is visible in the store: its rows are remembered, if there is room.
+
+        Raises ValueError if it is not the oldest.
+        """
         if not self._layers or self._layers[0][0] != number:
             raise ValueError(f"layer {number} is not the oldest")
-        known = self.known
-        gone: Iterable[Row] = self._layers.popleft()[1]
-        if self._layers:
-            gone = set(gone).difference(*(later for _, later in self._layers))
-        for row in gone:
-            del known[row]
+        rows = self._layers.popleft()[1]
+        self._room -= len(rows)
+        self._room_bytes -= sum(map(len, filter(None, rows.values())))
+        if self._room < 0 or self._room_bytes < 0:
+            self.forget()
 
     def close_empty_layer(self) -> None:
         """Remove the newest layer, which is empty. Raises ValueError if something was written into it."""

@@ -804,10 +804,25 @@ def test_a_digest_base_within_a_batch_is_refused(shard: Shard):
 # A leader whose own row is wrong, and a leader that lies.
 
 
+def test_a_leader_finds_the_damage_of_a_row_that_it_remembers(shard: Shard):
+    shard.do(put(b"a", b"1"))
+    shard.catch_up()
+    shard.node.store.write([("things", b"a", b"damaged")])
+    shard.do(put(b"a", b"2"))
+    shard.catch_up()
+    leader, follower = shard.nodes["n1"].replica, shard.nodes["n2"].replica
+    assert leader.evidence is not None
+    assert leader.evidence.key == b"a"
+    assert follower.evidence is None, "the leader's claim agrees with the followers' row"
+    assert_sound(follower)
+    assert rows(leader) == rows(follower)
+
+
 def test_a_leaders_damaged_row_is_found_by_its_healthy_followers(shard: Shard):
     shard.do(put(b"a", b"1"))
     shard.catch_up()
     shard.node.store.write([("things", b"a", b"damaged")])
+    shard.lead("n1")  # it does not remember the row any more
     shard.do(put(b"a", b"2"))
     shard.catch_up()
     leader, follower = shard.nodes["n1"].replica, shard.nodes["n2"].replica

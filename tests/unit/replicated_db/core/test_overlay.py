@@ -55,9 +55,12 @@ def test_dropping_a_layer_keeps_what_later_ones_wrote(overlay: Overlay, store: M
     assert overlay.get("things", b"a") == b"2"
     assert overlay.layer_of("things", b"b") is None
     assert overlay.get("things", b"b") == b"1"
+    store.write([("things", b"a", b"2")])
     overlay.drop_layer(2)
     assert len(overlay) == 0
-    assert overlay.get("things", b"a") == b"1"
+    assert overlay.get("things", b"a") == b"2"
+    overlay.forget()
+    assert [overlay.get("things", key) for key in (b"a", b"b")] == [b"2", b"1"]
 
 
 def test_a_row_set_twice_in_one_layer(overlay: Overlay):
@@ -79,8 +82,10 @@ def test_rows_are_set_together_and_dropped_with_their_layer(overlay: Overlay):
     overlay.forget()
     assert [overlay.get("things", key) for key in (b"a", b"b")] == [None, b"2"], "what layers wrote is not forgotten"
     overlay.drop_layer(1)
-    assert [overlay.get("things", key) for key in (b"a", b"b")] == [b"store", b"2"]
+    assert [overlay.layer_of("things", key) for key in (b"a", b"b")] == [None, 2]
     assert len(overlay) == 1
+    overlay.forget()
+    assert [overlay.get("things", key) for key in (b"a", b"b")] == [b"store", b"2"]
 
 
 def test_layers_are_dropped_in_order(overlay: Overlay):
@@ -156,7 +161,7 @@ class CountingStore(MemoryStore):
 
 def test_what_is_read_from_the_store_is_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(overlay_module, "MAX_REMEMBERED", 2)
-    monkeypatch.setattr(overlay_module, "MAX_REMEMBERED_BYTES", 3)
+    monkeypatch.setattr(overlay_module, "MAX_REMEMBERED_VALUE_BYTES", 3)
     store = CountingStore(FAMILIES.names)
     store.write([("things", b"short", b"123"), ("things", b"long", b"1234")])
     found = Overlay(store)
@@ -172,3 +177,22 @@ def test_what_is_read_from_the_store_is_remembered_within_bounds(monkeypatch: py
     assert [reads(b"third"), reads(b"short")] == [0, 1], "all but the last were forgotten to make room"
     found.forget()
     assert reads(b"third") == 1
+
+
+@pytest.mark.parametrize(("rows", "size_bytes", "remembered"), [(3, 100, True), (2, 100, False), (3, 4, False)])
+def test_rows_of_dropped_layers_are_remembered_within_bounds(
+    monkeypatch: pytest.MonkeyPatch, rows: int, size_bytes: int, remembered: bool
+):
+    monkeypatch.setattr(overlay_module, "MAX_REMEMBERED", rows)
+    monkeypatch.setattr(overlay_module, "MAX_REMEMBERED_BYTES", size_bytes)
+    store = CountingStore(FAMILIES.names)
+    found = Overlay(store)
+    found.open_layer(1)
+    found.set_all({("things", b"a"): b"12345", ("things", b"b"): None, ("things", b"c"): b""})
+    found.open_layer(2)
+    found.set("things", b"b", b"later")
+    store.write([("things", b"a", b"12345"), ("things", b"c", b"")])
+    found.drop_layer(1)
+    assert [found.get("things", key) for key in (b"a", b"b", b"c")] == [b"12345", b"later", b""]
+    assert store.reads == (0 if remembered else 2)
+    assert len(found) == 1
