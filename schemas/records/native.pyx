@@ -120,7 +120,10 @@ cdef inline void fill(PyObject** slot, PyObject* value) noexcept:
 
 cdef object constructed(object cls, PyObject** given, size_t flagged, PyObject* names):
     """Return an instance; called in place of ``cls(...)``."""
-    cdef Layout layout = <Layout>PyDict_GetItem(_LAYOUTS, cls)
+    cdef PyObject* found = PyDict_GetItem(_LAYOUTS, cls)
+    if found == NULL:
+        return called_as_ever(cls, given, flagged, names)
+    cdef Layout layout = <Layout>found
     cdef Field* fields = layout.fields
     cdef Py_ssize_t positional = PyVectorcall_NARGS(flagged)
     cdef Py_ssize_t keywords = 0 if names == NULL else PyTuple_GET_SIZE(<object>names)

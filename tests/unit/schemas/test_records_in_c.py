@@ -239,6 +239,12 @@ def test_what_does_more_than_fill_slots_is_left_alone():
 
 
 def test_a_class_of_a_record_has_its_own_constructor():
+    class Named(Point):
+        name = "none"
+
+    assert type(Named(x=1)) is Named
+    assert vars(Named(x=1, y=3)) == {}
+
     class Counted(Point):
         made = 0
 
