@@ -90,7 +90,7 @@ class Outbox(Publisher, Protocol):
     """Where answers and reports go."""
 
     def reply(self, replies: Sequence[Reply]) -> None:
-        """Send answers. Their batches are effective and applied."""
+        """Send answers. Their batch is effective and applied, and was published just before."""
 
 
 class LeaderLoop:
@@ -317,15 +317,14 @@ class LeaderLoop:
 
     def _settle(self, effective: Sequence[Effective]) -> None:
         for one in effective:
-            if one.replies:  # first of all: somebody waits for them
+            self._publish(one.outcome)
+            if one.replies:
                 self.batches += 1
                 self._outbox.reply(one.replies)
                 if self._spans is not None:
                     self._spans.answered(one.replies, one.offset)
-            self._read_indexes.on_effective(one)
-            self._publish(one.outcome)
-            if one.replies:
                 self._on_settled(one)
+            self._read_indexes.on_effective(one)
 
     def _barriers_and_ticks(self, leader: Leader, appender: Appender) -> None:
         self._append(appender, [leader.barrier(self._clock.elapsed_ms())])
