@@ -53,8 +53,11 @@ def made_in_c(cls: type[T]) -> type[T]:
 
 
 def _only_fills_slots(cls: type, found: tuple[Any, ...]) -> bool:
+    compiled = getattr(vars(cls).get("__init__"), "__code__", None)  # by dataclasses, unless a class brings its own
     return (
         type(cls) is type
+        and compiled is not None
+        and compiled.co_filename == "<string>"
         and "__new__" not in {name for one in cls.__mro__[:-1] for name in vars(one)}
         and not hasattr(cls, "__post_init__")
         and all(one.init for one in found)

@@ -234,6 +234,20 @@ def test_what_does_more_than_fill_slots_is_left_alone():
             made.x = -1  # type: ignore[misc]
             return made
 
+    @record
+    class Doubled:
+        x: int
+
+        def __init__(self, *, x: int) -> None:
+            self.x = 2 * x  # type: ignore[misc]
+
+    @made_in_c
+    @dataclass(slots=True, init=False)
+    class Bare:
+        x: int
+
+    assert Doubled(x=2).x == 4
+    assert not hasattr(Bare(), "x")
     with pytest.raises(ValueError, match="negative"):
         Checked(x=-1)
     assert Mixed(1) == Mixed(x=1, y=2)
