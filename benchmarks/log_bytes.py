@@ -25,7 +25,7 @@ from confluent_kafka.admin import NewTopic
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.om_write import BUCKET, VOLUME, Spec, System
+from benchmarks.om_write import BUCKET, Spec, System
 from producers import Client
 from replicated_db.shell.kafka.kafka_log import consumer_settings
 from schemas.kafka.client_settings import client_settings
@@ -148,10 +148,12 @@ def main() -> None:
         kafka = LocalKafka(Path(folder) / "kafka", brokers=1)
         stack = TestStack(Path(folder), kafka=kafka, shards=1, brokers=1)
         with kafka, stack:
+            system = System(stack)
             with Client(stack.settings.bootstrap_servers) as client:
-                client.create_volume(VOLUME)
-                client.create_bucket(VOLUME, BUCKET)
-            System(stack).measure(
+                for volume in system.volumes:
+                    client.create_volume(volume)
+                    client.create_bucket(volume, BUCKET)
+            system.measure(
                 Spec(in_flight=arguments.in_flight, seconds=PATIENCE_S, warm_up_seconds=0, pairs=arguments.keys)
             )
             stack.wait_converged()

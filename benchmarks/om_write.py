@@ -1,10 +1,10 @@
-"""createKey + commitKey through the whole system: one shard, one broker, three nodes applying, on this machine.
+"""createKey + commitKey through the whole system: one broker, three nodes applying, one shard or more, on this machine.
 
     python -m benchmarks.om_write [--in-flight 1 50 500 4000] [--seconds 10] [--keys 1000000] [--mode leader late]
-                                  [--door kafka direct] [--auth none signed]
+                                  [--door kafka direct] [--auth none signed] [--shards 2]
 
 Everything is real and runs here: a broker, three node processes, the client in a process of its own. Prints a table,
-and one JSON object a line: `mode`, `door`, `in_flight`, `requests_per_second`, `p50_ms`, `p99_ms`,
+and one JSON object a line: `mode`, `door`, `shards`, `in_flight`, `requests_per_second`, `p50_ms`, `p99_ms`,
 `requests_per_batch`, `cpu_us_per_request` by process, and after loading `--keys` keys the peak memory of each node
 (`peak_rss_mib`). Nothing is asserted.
 """
@@ -29,12 +29,13 @@ from rich.table import Table
 
 from benchmarks.processor_time import spent_by_process
 from schemas.records.log import LEADER_MODE, REQUEST_MODES
+from schemas.sharding import shard_of
 from stratolog.cluster.request_modes import set_modes
 from stratolog.configuration.credentials import write_credentials
 from stratolog.local.kafka import LONG_RUN_JVM
 from tests.support.local.stack import LocalKafka, TestStack
 
-VOLUME, BUCKET = "bench", "bucket"
+BUCKET = "bucket"
 LOAD_TIMEOUT_S = 3600
 LEVEL_WARM_UP_S = 60
 """Time of load before each level is measured: the broker's JVM compiles for so long when the kind of load changes."""
@@ -56,10 +57,12 @@ class Spec:
 
 
 class System:
-    """A running stack with one shard."""
+    """A running stack, and a volume in each of its shards."""
 
     def __init__(self, stack: TestStack) -> None:
         self.stack = stack
+        self.shards = stack.settings.shards
+        self.volumes = volumes_of(self.shards)
         self.auth = stack.settings.auth or "none"
         self.signer = stack.settings.credentials()
         self.credentials_file = stack.settings.data_dir / "bench-credentials"
@@ -96,14 +99,14 @@ class System:
     def set_mode(self, mode: str) -> None:
         """Have the measured requests executed by the leader, or by every replica."""
         with self.stack.client(credentials=self.signer) as client:
-            set_modes(client, [0], MEASURED, mode)
+            set_modes(client, range(self.shards), MEASURED, mode)
 
     def measure(self, spec: Spec) -> dict[str, Any]:
         """Run the load generator in a process of its own and return its figures with the system's."""
         cpu_before, counts_before = self.cpu_s(), self.leader_counts()
         command = [
             sys.executable, "-m", "producers.bulk.load", "--json",
-            "--bootstrap-servers", self.stack.settings.bootstrap_servers, "--volume", VOLUME, "--bucket", BUCKET,
+            "--bootstrap-servers", self.stack.settings.bootstrap_servers, "--volume", *self.volumes, "--bucket", BUCKET,
             "--in-flight", str(spec.in_flight), "--seconds", str(spec.seconds),
             "--warm-up-seconds", str(spec.warm_up_seconds), "--pairs", str(spec.pairs),
         ]  # fmt: skip
@@ -124,15 +127,35 @@ class System:
         return figures
 
 
+def volumes_of(shards: int) -> list[str]:
+    """Return the name of a volume for each shard."""
+    found: dict[int, str] = {}
+    for number in itertools.count():
+        if len(found) == shards:
+            return [found[shard] for shard in sorted(found)]
+        name = f"bench{number}"
+        found.setdefault(shard_of(name, shards), name)
+    raise AssertionError("there are always more names")
+
+
 def print_table(rows: Iterable[dict[str, Any]]) -> None:
     """Print the figures for people."""
     table = Table(
-        "mode", "door", "auth", "in flight", "requests/s", "p50 ms", "p99 ms", "requests/batch", "processor us/request"
+        "mode",
+        "door",
+        "shards",
+        "auth",
+        "in flight",
+        "requests/s",
+        "p50 ms",
+        "p99 ms",
+        "requests/batch",
+        "processor us/request",
     )
     for row in rows:
         cpu = ", ".join(f"{name} {spent}" for name, spent in row["cpu_us_per_request"].items())
         table.add_row(
-            row["mode"], row["door"], row["auth"], str(row["in_flight"]), f"{row['requests_per_second']:,.0f}",
+            row["mode"], row["door"], str(row["shards"]), row["auth"], str(row["in_flight"]), f"{row['requests_per_second']:,.0f}",
             f"{row['p50_ms']:.2f}",
             f"{row['p99_ms']:.2f}",
             f"{row['requests_per_batch']:.1f}", cpu,
@@ -163,6 +186,9 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=0, help="load so many keys in the end and report peak memory")
     parser.add_argument("--brokers", type=int, default=1, choices=(1, 3))
     parser.add_argument(
+        "--shards", type=int, default=1, help="the load is spread over them; a cluster has two by default"
+    )
+    parser.add_argument(
         "--auth", nargs="+", choices=("none", "signed"), default=["none"],
         help="with both, each has a stack of its own, and they run in turn at each level",
     )  # fmt: skip
@@ -179,14 +205,15 @@ def begin(folder: Path, auth: str, arguments: argparse.Namespace, running: ExitS
     more: dict[str, Any] = {"auth": auth} if auth == "signed" else {}
     kafka = LocalKafka(folder / "kafka", brokers=arguments.brokers, jvm=LONG_RUN_JVM)
     stack = TestStack(
-        folder, kafka=kafka, shards=1, brokers=arguments.brokers, durability=arguments.durability,
+        folder, kafka=kafka, shards=arguments.shards, brokers=arguments.brokers, durability=arguments.durability,
         **more,
     )  # fmt: skip
     running.enter_context(kafka)
     system = System(running.enter_context(stack))
     with stack.client(credentials=system.signer) as client:
-        client.create_volume(VOLUME)
-        client.create_bucket(VOLUME, BUCKET)
+        for volume in system.volumes:
+            client.create_volume(volume)
+            client.create_bucket(volume, BUCKET)
     return system
 
 
@@ -204,7 +231,7 @@ def run(systems: list[System], arguments: argparse.Namespace) -> None:
         measured = system.measure(
             Spec(in_flight=in_flight, seconds=arguments.seconds, warm_up_seconds=warm_up_s, door=door)
         )
-        rows.append({"mode": mode, "door": door, "auth": system.auth, **measured})
+        rows.append({"mode": mode, "door": door, "shards": system.shards, "auth": system.auth, **measured})
         print(json.dumps(rows[-1]), flush=True)
     print_table(rows)
     system = systems[0]

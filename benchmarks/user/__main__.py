@@ -9,8 +9,9 @@ idle    cores that the stack takes while nothing is asked of it, without the aud
 put     files of 4 KiB, 32 KiB and 1 MiB, written through ``client.open(…, "wb")``
 get     files of 4 KiB and 32 KiB, read back
 lookup  ``client.key_info`` at each consistency level, and ``client.key_infos`` of 100 keys, through one node
-request CreateKey at one in flight: straight to the leader, through the brokers, and beside them a bare produce with
-        ``acks=all`` of one record at a time, at once and each millisecond, in turns
+request CreateKey at one in flight: straight to the leader, through the brokers, and beside them in turns a bare produce
+        with ``acks=all`` of one record at a time, at once and each millisecond, and a relay that does with a request
+        what a leader must do at least (``bare_relay``)
 ======= ==============================================================================================================
 
 Everything is real and runs here: brokers, three Object Managers, three datanodes, the audit, and the user in a process
@@ -38,7 +39,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import machine
-from benchmarks.user.commands import CREATE, GET, LOOKUP, LOOKUPS, PRODUCE, PUT, UserCommand
+from benchmarks.user.commands import CREATE, GET, LOOKUP, LOOKUPS, PRODUCE, PUT, RELAY, UserCommand
 from benchmarks.user.system import PLAIN_TOPIC, UserSystem, bare, user_system
 
 KIB, MIB = 1024, 1024**2
@@ -144,15 +145,19 @@ class UserBench:
         A producer that sends the next record at once finds threads and caches warm. So it is also measured at the pace
         of requests.
         """
-        for turn in range(TURNS):
-            plain = self._command(PRODUCE, 1, nodes=(), brokers=self._brokers, topic=PLAIN_TOPIC)
-            for door, command in (
-                ("none", plain),
-                ("none, paced", replace(plain, pause_s=PAUSE_S)),
-                ("direct", self._command(CREATE, 1)),
-                ("kafka", self._command(CREATE, 1, nodes=(), brokers=self._brokers)),
-            ):
-                self._measure(command, door=door, turn=turn)
+        plain = self._command(PRODUCE, 1, nodes=(), brokers=self._brokers, topic=PLAIN_TOPIC)
+        with self._system.relay() as relay:
+            relayed = self._command(RELAY, 1, nodes=(relay,))
+            for turn in range(TURNS):
+                for door, command in (
+                    ("none", plain),
+                    ("none, paced", replace(plain, pause_s=PAUSE_S)),
+                    ("none, relayed", relayed),
+                    ("none, relayed, paced", replace(relayed, pause_s=PAUSE_S)),
+                    ("direct", self._command(CREATE, 1)),
+                    ("kafka", self._command(CREATE, 1, nodes=(), brokers=self._brokers)),
+                ):
+                    self._measure(command, door=door, turn=turn)
 
 
 def run(brokers: int, options: argparse.Namespace, emit: Emit) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 from benchmarks.audit.figures import percentile
 
 VOLUME, BUCKET = "bench", "bucket"
-PUT, GET, LOOKUP, LOOKUPS, CREATE, PRODUCE = "put", "get", "lookup", "lookups", "create", "produce"
+PUT, GET, LOOKUP, LOOKUPS, CREATE = "put", "get", "lookup", "lookups", "create"
+PRODUCE, RELAY = "produce", "relay"
 LOOKED_UP = 100
 """Keys of one call of ``lookups``."""
 
@@ -19,7 +20,8 @@ class UserCommand:
     """What a user does, with how many threads, for how many seconds after the warm-up.
 
     ``size`` is that of files, in bytes; ``consistency`` that of lookups; ``keys`` is how many files there are to be
-    read. ``brokers`` and ``nodes`` are what the client is given; ``produce`` writes to ``topic``. A thread rests for
+    read. ``brokers`` and ``nodes`` are what the client is given; ``produce`` writes to ``topic``, and ``relay`` asks the
+    :mod:`~benchmarks.user.bare_relay` that is the first of ``nodes``. A thread rests for
     ``pause_s`` between two calls, which is not measured.
     """
 

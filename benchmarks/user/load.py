@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from contextlib import ExitStack
 
 from confluent_kafka import KafkaError, Message, Producer
 
+from benchmarks.user.bare_relay import LENGTH
 from benchmarks.user.commands import (
     BUCKET,
     CREATE,
@@ -25,6 +27,7 @@ from benchmarks.user.commands import (
     LOOKUPS,
     PRODUCE,
     PUT,
+    RELAY,
     VOLUME,
     UserCommand,
     figures,
@@ -58,6 +61,21 @@ def producing(command: UserCommand) -> Act:
         producer.produce(command.topic, value, partition=0, on_delivery=told)
         if producer.flush(FLUSH_S) or errors:
             raise RuntimeError(f"the brokers did not take a record: {errors}")
+
+    return act
+
+
+def relaying(command: UserCommand) -> Act:
+    """Ask the bare relay one thing at a time, on the thread itself."""
+    host, _, port = command.nodes[0].rpartition(":")
+    sock = socket.create_connection((host, int(port)), timeout=FLUSH_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    frame = LENGTH.pack(PRODUCED_BYTES) + os.urandom(PRODUCED_BYTES)
+
+    def act(_thread: int, _number: int) -> None:
+        sock.sendall(frame)
+        if sock.recv(len(frame), socket.MSG_WAITALL) != frame:  # waits in poll(2) first, since there is a timeout
+            raise RuntimeError("the relay has ended")
 
     return act
 
@@ -139,6 +157,8 @@ def main() -> None:
     with ExitStack() as open_:
         if command.what == PRODUCE:
             act = producing(command)
+        elif command.what == RELAY:
+            act = relaying(command)
         else:
             act = using(open_.enter_context(Client(command.brokers, nodes=command.nodes)), command)
         print(json.dumps(run(command, act)), flush=True)

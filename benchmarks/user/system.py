@@ -27,6 +27,7 @@ RUN_TIMEOUT_S = 600
 PLAIN_TOPIC = "bench-plain"
 AUDIT_START_S = 300
 STOP_S = 20.0
+RELAY_START_S = 30.0
 
 
 class UserSystem:
@@ -84,6 +85,31 @@ class UserSystem:
         """Return seconds of processor time so far, by process; those of the audit's processes are one."""
         found = spent_by_process(self._processes)
         return found if self.audit is None else {**found, "audit": self.audit.cpu_s()}
+
+    @contextmanager
+    def relay(self) -> Iterator[str]:
+        """Run a bare relay until the block ends; yield its address."""
+        (port,) = free_ports(1)
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.user.bare_relay",
+            self.stack.settings.bootstrap_servers,
+            PLAIN_TOPIC,
+        ]
+        log = self._folder / "relay.log"
+        process = spawn([*command, str(port)], log=log, detached=False)
+        self._processes["relay"] = psutil.Process(process.pid)
+        try:
+            until_s = time.monotonic() + RELAY_START_S
+            while "open" not in log.read_text():
+                if time.monotonic() > until_s or not process.is_running():
+                    raise RuntimeError(f"the relay does not start: {log_tail(log, 20)}")
+                time.sleep(0.1)
+            yield f"127.0.0.1:{port}"
+        finally:
+            del self._processes["relay"]
+            stop_all([process], STOP_S)
 
     def memory_mib(self) -> dict[str, float]:
         """Return resident memory by process, pages that the audit's processes share counted once."""

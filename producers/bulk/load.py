@@ -9,6 +9,7 @@ because a caller with one request at a time uses those. Requests answered during
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -39,6 +40,7 @@ MAX_FAILURES = 1000
 class LoadSpec:
     """The load to generate: ends after ``seconds`` or ``pairs`` created keys, whichever is first; 0 pairs = no limit.
 
+    Workers are spread over ``volume`` and ``more_volumes``, each with a bucket of that name; a volume decides the shard.
     ``size`` is each key's size in bytes. ``metadata_bytes`` are random characters that each key has as metadata, so
     rows are as large as one likes, and do not compress well. Raises ValueError for a value out of range.
     """
@@ -51,6 +53,12 @@ class LoadSpec:
     pairs: int = 0
     size: int = 4096
     metadata_bytes: int = 0
+    more_volumes: tuple[str, ...] = ()
+
+    @property
+    def volumes(self) -> tuple[str, ...]:
+        """All volumes in which keys are made."""
+        return (self.volume, *self.more_volumes)
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -118,12 +126,12 @@ class _Run:
             return False
         return time.monotonic() < self.ends_s and self.failures.total() < MAX_FAILURES
 
-    def next_key(self) -> CreateKey:
+    def next_key(self, volume: str) -> CreateKey:
         """Return the request that opens the next key."""
         self.pairs += 1
         spec = self.spec
         return CreateKey(
-            volume=spec.volume,
+            volume=volume,
             bucket=spec.bucket,
             key=f"{self.prefix}/{self.pairs:09d}",
             size=spec.size,
@@ -156,8 +164,9 @@ class _Run:
 
     def block(self) -> None:
         """Run with one request in flight, and wait for each."""
+        volumes = itertools.cycle(self.spec.volumes)
         while self.goes_on():
-            create = self.next_key()
+            create = self.next_key(next(volumes))
             opened = self._blocking(create)
             if opened is None:
                 continue
@@ -182,7 +191,8 @@ class _Run:
     def pipeline(self) -> None:
         """Run with many requests in flight, and wait for the end of all workers."""
         ended = threading.Semaphore(0)
-        workers = [_Worker(self, ended) for _ in range(self.spec.in_flight)]
+        volumes = itertools.cycle(self.spec.volumes)
+        workers = [_Worker(self, ended, next(volumes)) for _ in range(self.spec.in_flight)]
         for worker in workers:
             worker.begin()  # waits for room if others use the client, too
         for _ in workers:
@@ -210,11 +220,12 @@ class _Run:
 class _Worker:
     """One of N workers, each with one request in flight."""
 
-    __slots__ = ("begun_s", "create", "ended", "run")
+    __slots__ = ("begun_s", "create", "ended", "run", "volume")
 
-    def __init__(self, run: _Run, ended: threading.Semaphore) -> None:
+    def __init__(self, run: _Run, ended: threading.Semaphore, volume: str) -> None:
         self.run = run
         self.ended = ended
+        self.volume = volume
         self.begun_s: float
         self.create: CreateKey
 
@@ -223,7 +234,7 @@ class _Worker:
         if not self.run.goes_on():
             self.ended.release()
             return
-        self.create = self.run.next_key()
+        self.create = self.run.next_key(self.volume)
         self._submit(self.create, self._opened)
 
     def _submit(self, body: RequestBody, done: Callable[[Outcome], None]) -> None:
@@ -270,10 +281,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with Client(
         brokers, nodes=options.nodes, caller=options.caller, max_in_flight=limit, credentials=signer, **more
     ) as client:
-        ensure_places(client, [(options.volume, options.bucket)])
+        ensure_places(client, [(volume, options.bucket) for volume in options.volume])
         for in_flight in options.in_flight:
             spec = LoadSpec(
-                volume=options.volume,
+                volume=options.volume[0],
+                more_volumes=tuple(options.volume[1:]),
                 bucket=options.bucket,
                 in_flight=in_flight,
                 seconds=options.seconds,
@@ -308,7 +320,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--caller", default=None)
     parser.add_argument("--credentials", type=Path, default=None, help="file with what requests are signed with")
-    parser.add_argument("--volume", default="load")
+    parser.add_argument("--volume", nargs="+", default=["load"], help="workers are spread over them")
     parser.add_argument("--bucket", default="load")
     parser.add_argument("--in-flight", type=_counts, default=[1, 50, 500, 4000], help="for example 1,50,500,4000")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each number in flight")

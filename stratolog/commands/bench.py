@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -25,6 +26,7 @@ from stratolog.errors import EXIT_FAILED, UsageError
 
 MAX_IN_FLIGHT = 100_000
 MEASURED = ("CreateKey", "CommitKey")
+DEFAULT_VOLUME = "bench"
 DEFAULT_IN_FLIGHT = "1,50,500,4000"
 LESS = ("max ms", "requests", "mode", "p99 ms")
 """Columns that are left out where there is no room, the first one first."""
@@ -42,7 +44,15 @@ def command(
     seconds: Annotated[float, typer.Option(min=0.1, help="Length of each run.")] = 10.0,
     warm_up_seconds: Annotated[float, typer.Option(min=0.0, help="Not counted, at the begin of each run.")] = 2.0,
     size: Annotated[int, typer.Option(min=0, help="Size of each key in bytes.")] = 4096,
-    volume: Annotated[str, typer.Option(help="Volume, made if need be; it decides the shard.")] = "bench",
+    volume: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=(
+                "Volume, made if need be; it decides the shard. Given several times, requests are spread over them. "
+                "bench without."
+            )
+        ),
+    ] = None,
     bucket: Annotated[str, typer.Option(help="Bucket, made if need be.")] = "bench",
     mode: Annotated[
         list[str] | None,
@@ -55,12 +65,14 @@ def command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure createKey + commitKey on one shard of the running stack; the keys stay there.
+    """Measure createKey + commitKey on the running stack; the keys stay there. One volume is one shard, and one
+    leader's thread.
 
     Each key is two requests, each with its own latency. With --json: one object a line. Exit status 1 if a request
     failed.
     """
     levels = _levels(in_flight)
+    volumes = [*dict.fromkeys(volume or [DEFAULT_VOLUME])]
     modes = _modes(mode)
     results: list[tuple[str | None, LoadResult]] = []
     settings = connected_settings_of(context)
@@ -68,20 +80,23 @@ def command(
 
     def so_far() -> str:
         if results and not as_json:
-            _print(volume, bucket, results)
-        return f"{len(results)} of {len(levels) * len(modes)} runs are done; the keys stay in /{volume}/{bucket}"
+            _print(volumes, bucket, results)
+        return (
+            f"{len(results)} of {len(levels) * len(modes)} runs are done; the keys stay in {_places(volumes, bucket)}"
+        )
 
     with (
         interruptible(so_far),
         client_of(settings, in_flight=max(levels), operator=operator) as client,
         progress(as_json) as report,
     ):
-        ensure_places(client, [(volume, bucket)])
+        ensure_places(client, [(one, bucket) for one in volumes])
         for level, chosen in itertools.product(levels, modes):
             report(f"{level} in flight, {seconds + warm_up_seconds:g} s{f', {chosen} mode' if chosen else ''}")
-            _set_mode(client, volume, chosen)
+            _set_mode(client, volumes, chosen)
             spec = LoadSpec(
-                volume=volume,
+                volume=volumes[0],
+                more_volumes=tuple(volumes[1:]),
                 bucket=bucket,
                 in_flight=level,
                 seconds=seconds,
@@ -91,19 +106,25 @@ def command(
             try:
                 result = run_load(client, spec)
             finally:
-                _set_mode(client, volume, chosen and LEADER_MODE)
+                _set_mode(client, volumes, chosen and LEADER_MODE)
             results.append((chosen, result))
             if as_json:
                 print_json(asdict(result) | ({"mode": chosen} if chosen else {}))
     if not as_json:
-        _print(volume, bucket, results)
+        _print(volumes, bucket, results)
     if any(result.failures for _, result in results):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _print(volume: str, bucket: str, results: list[tuple[str | None, LoadResult]]) -> None:
+def _places(volumes: Sequence[str], bucket: str) -> str:
+    return ", ".join(f"/{volume}/{bucket}" for volume in volumes)
+
+
+def _print(volumes: Sequence[str], bucket: str, results: list[tuple[str | None, LoadResult]]) -> None:
     columns = ("mode", "in flight", "requests/s", "p50 ms", "p99 ms", "max ms", "requests", "failed")
-    print_table(f"createKey + commitKey in /{volume}/{bucket}", columns, [_row(*result) for result in results], LESS)
+    print_table(
+        f"createKey + commitKey in {_places(volumes, bucket)}", columns, [_row(*result) for result in results], LESS
+    )
 
 
 def _modes(given: list[str] | None) -> list[str | None]:
@@ -114,10 +135,10 @@ def _modes(given: list[str] | None) -> list[str | None]:
     return [*given] if given else [None]
 
 
-def _set_mode(client: Client, volume: str, mode: str | None) -> None:
-    """Set the mode of the measured request types on the measured shard."""
+def _set_mode(client: Client, volumes: Sequence[str], mode: str | None) -> None:
+    """Set the mode of the measured request types on the measured shards."""
     if mode is not None:
-        set_modes(client, [shard_of(volume, client.shards)], MEASURED, mode)
+        set_modes(client, sorted({shard_of(volume, client.shards) for volume in volumes}), MEASURED, mode)
 
 
 def _row(mode: str | None, result: LoadResult) -> tuple[str | None, ...]:

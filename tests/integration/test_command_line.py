@@ -284,6 +284,18 @@ def test_bench(command: Command) -> None:
     assert all(line["requests"] > 0 and not line["failures"] for line in done.lines)
 
 
+def test_bench_on_all_shards(command: Command) -> None:
+    volumes = [
+        next(name for name in map("bench{}".format, range(100)) if shard_of(name, 2) == shard) for shard in (0, 1)
+    ]
+    before = [command.stack.shard("om1", shard)["applied_index"] for shard in (0, 1)]
+    options = [word for volume in volumes for word in ("--volume", volume)]
+    done = command.ok("bench", *options, "--in-flight", "20", "--seconds", "0.5", "--warm-up-seconds", "0", "--json")
+    assert [(line["in_flight"], line["failures"]) for line in done.lines] == [(20, {})]
+    command.stack.wait_converged()
+    assert all(command.stack.shard("om1", shard)["applied_index"] > before[shard] + 10 for shard in (0, 1))
+
+
 def test_debug_log_and_digest(command: Command) -> None:
     command.ok("sh", "volume", "create", "/vol-log")
     shard = shard_of("vol-log", 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,6 +73,31 @@ def test_the_command_prints_json_and_says_by_its_status_that_requests_failed(
     assert made[-1][1]["max_in_flight"] == Policy().max_in_flight + 5
 
 
+def test_the_command_spreads_its_workers_over_all_volumes(cluster: MemoryCluster, made: list[Any]) -> None:
+    assert main([*COMMAND, "--in-flight", "1,3", "--volume", "vol1", "vol2", "vol3"]) == 0
+    assert len(made) == 1
+    assert len(cluster.keys) == 12
+    assert {(volume, bucket) for volume, bucket, _ in cluster.keys} == {
+        ("vol1", "buck"), ("vol2", "buck"), ("vol3", "buck")
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("in_flight", [1, 4])
+def test_each_volume_gets_its_part_of_the_load(cluster: MemoryCluster, in_flight: int) -> None:
+    client, _ = client_to(cluster)
+    for volume in ("v", "w"):
+        client.create_volume(volume)
+        client.create_bucket(volume, "b")
+    spec = LoadSpec(volume="v", more_volumes=("w",), bucket="b", in_flight=in_flight, pairs=40, warm_up_seconds=0)
+    assert spec.volumes == ("v", "w")
+    found = run_load(client, spec)
+    assert (found.requests, found.failures) == (80, {})
+    made = Counter(volume for volume, _, _ in cluster.keys)
+    assert made.total() == 40
+    assert min(made["v"], made["w"]) >= (20 if in_flight == 1 else 1)
+    client.close(0)
+
+
 def result(in_flight: int, failures: dict[str, int]) -> LoadResult:
     return LoadResult(
         in_flight=in_flight, requests=1, failures=failures, seconds=1.0, requests_per_second=1.0, p50_ms=1.0,
@@ -89,6 +115,7 @@ def test_what_is_not_said_has_a_default() -> None:
     options = module._parser().parse_args([])
     assert (options.in_flight, options.seconds, options.warm_up_seconds) == ([1, 50, 500, 4000], 10.0, 1.0)
     assert (options.pairs, options.size, options.json, options.caller) == (0, 4096, False, None)
+    assert (options.volume, options.bucket) == (["load"], "load")
 
 
 @pytest.mark.parametrize("in_flight", [1, 4])
