@@ -106,7 +106,13 @@ A reservation is a row of openKeyTable without a key's name (``om_processors/exe
 Until a shard is at this level it takes no such request.
 """
 
-LATEST = BLOCK_RESERVATIONS
+LISTED_SUMS = 11
+"""A replica lists the sums of its digests that few batches have changed (``replicated_db/core/tables/digest_rows.py``).
+
+The log is as before: what is new is in each replica's own database, and older software would not read the list.
+"""
+
+LATEST = LISTED_SUMS
 """The highest level that this software knows."""
 
 NAMES: Mapping[int, str] = {
@@ -117,6 +123,7 @@ NAMES: Mapping[int, str] = {
     SMALL_OBJECTS: "SMALL_OBJECTS",
     ACCESS_CONTROL: "ACCESS_CONTROL",
     BLOCK_RESERVATIONS: "BLOCK_RESERVATIONS",
+    LISTED_SUMS: "LISTED_SUMS",
 }  # fmt: skip
 
 VERSIONS: Mapping[str, tuple[int, ...]] = {

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from om_processors.execution.service import OM_FAMILIES
-from replicated_db.core.log.position import DIGEST_PREFIX, Position
+from replicated_db.core.log.position import Position
 from replicated_db.core.log.reading import Reading
 from replicated_db.core.tables.column_families import TRANSACTION_INFO
+from replicated_db.core.tables.digest_rows import DIGEST_PREFIX, DigestRows
 from replicated_db.core.tables.digests import Digests, digest_of_rows
 from replicated_db.shell.rocks import RocksStore
 from schemas.codecs.codec import decode, encode
@@ -56,9 +57,7 @@ def log() -> JudgedLog:
 
 def digest_kept(store: RocksStore) -> Digests:
     found = Digests(OM_FAMILIES)
-    for position, name in enumerate(OM_FAMILIES.names):
-        if (sums := store.get(TRANSACTION_INFO, DIGEST_PREFIX + name.encode())) is not None:
-            found.unpack(position, sums)
+    DigestRows(OM_FAMILIES).read(store, found)
     return found
 
 

@@ -35,7 +35,6 @@ from replicated_db.core.log.position import (
     ANCHOR_KEY,
     BARRIER_KEY,
     BASES_KEY,
-    DIGEST_PREFIX,
     FLAG_KEY,
     GENESIS_KEY,
     KEY_INDEX_KEY,
@@ -49,9 +48,11 @@ from replicated_db.core.log.position import (
 from replicated_db.core.log.reading import Reading, advance, judge
 from replicated_db.core.ports import Store, StoreSnapshot, StoreView, Write
 from replicated_db.core.tables.column_families import TRANSACTION_INFO, Families
+from replicated_db.core.tables.digest_rows import DigestRows
 from replicated_db.core.tables.digests import Digests, digest_of_rows
 from replicated_db.core.trimming.bases import Base, Bases
 from replicated_db.core.trimming.places import MAX_DIGESTS, MemberPlace
+from schemas import features
 from schemas.codecs.codec import Undecodable, decode, decode_as, encode
 from schemas.records.log import (
     Barrier,
@@ -135,10 +136,8 @@ class Replica:
         self.anchor = self.position if anchor is None else Position.decode(anchor)
         """Position after the last counting record, whose prev_chain commits to all before it. A claim has none."""
         self.digests = Digests(families)
-        self._digest_keys = tuple(DIGEST_PREFIX + name.encode() for name in families.names)
-        for number, key in enumerate(self._digest_keys):
-            if (sums := store.get(TRANSACTION_INFO, key)) is not None:
-                self.digests.unpack(number, sums)
+        self._digest_rows = DigestRows(families)
+        self._digest_rows.read(store, self.digests)
         genesis = store.get(TRANSACTION_INFO, GENESIS_KEY)
         self.genesis = None if genesis is None else decode_as(Genesis, genesis)
         if self.genesis is not None:
@@ -288,8 +287,9 @@ class Replica:
         if plan.checkpoint is not None:
             self.store.checkpoint(plan.checkpoint)
         writes = plan.writes(batch)
-        for family in self.digests.change(plan.deltas):
-            writes.append((TRANSACTION_INFO, self._digest_keys[family], self.digests.pack(family)))
+        writes += self._digest_rows.after(
+            self.digests, plan.deltas, lists=self.state.feature_level >= features.LISTED_SUMS
+        )
         writes.append((TRANSACTION_INFO, KEY_INDEX_KEY, position.key_index()))
         if batch.request_position is not None:
             writes.append((TRANSACTION_INFO, REQUEST_KEY, encode_request_position(batch.request_position)))
@@ -337,7 +337,7 @@ class Replica:
 
     def _local_rows(self) -> list[Write]:
         """Return the replica's local rows as of the last record applied: those that a batch writes beside its rows."""
-        return local_rows(self.families, self.digests, self.position, self.request_position)
+        return local_rows(self._digest_rows, self.digests, self.position, self.request_position)
 
     # -- the write -------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from replicated_db.core.execution.shard_state import ShardState, state_after
 from replicated_db.core.log.position import (
-    DIGEST_PREFIX,
     KEY_INDEX_KEY,
     LEVEL_KEY,
     MEMBERS_KEY,
@@ -18,7 +17,8 @@ from replicated_db.core.log.position import (
     encode_request_position,
 )
 from replicated_db.core.ports import StoreView, Write
-from replicated_db.core.tables.column_families import TRANSACTION_INFO, Families
+from replicated_db.core.tables.column_families import TRANSACTION_INFO
+from replicated_db.core.tables.digest_rows import DigestRows
 from replicated_db.core.tables.digests import Digests
 from schemas.codecs.codec import decode_as
 from schemas.records.log import ControlRecord, FeatureLevel, Genesis, Members, Mode, Prepared, RequestPosition
@@ -49,13 +49,10 @@ def stored_state(store: StoreView, genesis: Genesis | None) -> ShardState:
 
 
 def local_rows(
-    families: Families, digests: Digests, position: Position, request_position: RequestPosition | None
+    digest_rows: DigestRows, digests: Digests, position: Position, request_position: RequestPosition | None
 ) -> list[Write]:
     """Return a replica's local rows at a position: those that a batch writes beside its rows."""
-    rows: list[Write] = [
-        (TRANSACTION_INFO, DIGEST_PREFIX + name.encode(), digests.pack(family))
-        for family, name in enumerate(families.names)
-    ]
+    rows = digest_rows.whole(digests)
     rows.append((TRANSACTION_INFO, KEY_INDEX_KEY, position.key_index()))
     rows.append((TRANSACTION_INFO, POSITION_KEY, position.encode()))
     if request_position is not None:

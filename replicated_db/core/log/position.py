@@ -6,6 +6,7 @@ Rows of ``transactionInfoTable`` (replica-local, in no digest)::
     #ANCHOR        Position after the last counting record. Written with a claim, because a claim carries no chain
     #KEYINDEX      <timestamp ms>#<managed index>, for people and for tools that know Ozone's row of this name
     #DIGEST/<cf>   256 sums of 8 bytes big-endian: the incremental digest of one family
+    #LISTEDSUMS    slots and sums that have changed since, 12 bytes each (``core/tables/digest_rows.py``)
     #GENESIS       the Genesis record's value
     #MEMBERS       the last Members record's value; likewise #LEVEL (FeatureLevel) and #PREPARED (Prepared)
     #MODE/<type>   the last Mode record's value for a request type
@@ -38,7 +39,6 @@ INSTALLED_KEY = b"#INSTALLED"
 BASES_KEY = b"#BASES"
 BARRIER_KEY = b"#BARRIER"
 REQUEST_KEY = b"#REQUEST"
-DIGEST_PREFIX = b"#DIGEST/"
 
 _REQUEST = struct.Struct(">qi16s")
 _FIXED = struct.Struct(">q16sq16sq32sqqHHH")

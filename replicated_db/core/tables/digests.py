@@ -91,6 +91,12 @@ class Digests:
             changed[family].add(bucket)
         return {slot // BUCKETS for slot in deltas}
 
+    def set(self, slot: int, value: int) -> None:
+        """Set the sum of a slot, as one that was kept elsewhere."""
+        family, bucket = slot // BUCKETS, slot % BUCKETS
+        self.sums[family][bucket] = value
+        self._changed[family].add(bucket)
+
     def copy(self) -> Digests:
         """Return an independent copy."""
         copied = Digests(self._families)

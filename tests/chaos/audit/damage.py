@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from om_processors.execution.service import OM_FAMILIES
-from replicated_db.core.log.position import DIGEST_PREFIX
-from replicated_db.core.tables.column_families import TRANSACTION_INFO
+from replicated_db.core.tables.digest_rows import DigestRows
 from replicated_db.core.tables.digests import Digests
 from replicated_db.shell.rocks import RocksStore
 from schemas.codecs.codec import decode_as, encode
@@ -113,18 +112,11 @@ def inject(store: RocksStore, injection: Injection, change: Change) -> None:
 
 
 def _digest_writes(store: RocksStore, change: Change) -> list[tuple[str, bytes, bytes | None]]:
-    digests = Digests(OM_FAMILIES)
-    for position, name in enumerate(OM_FAMILIES.names):
-        if (sums := store.get(TRANSACTION_INFO, DIGEST_PREFIX + name.encode())) is not None:
-            digests.unpack(position, sums)
-    families = set()
+    digests, rows = Digests(OM_FAMILIES), DigestRows(OM_FAMILIES)
+    rows.read(store, digests)
     for row, value in change.items():
-        slot = slot_of(row.cf, row.key)
-        families |= digests.change({slot: _hash(row, value) - _hash(row, store.get(row.cf, row.key))})
-    return [
-        (TRANSACTION_INFO, DIGEST_PREFIX + OM_FAMILIES.names[family].encode(), digests.pack(family))
-        for family in families
-    ]
+        digests.change({slot_of(row.cf, row.key): _hash(row, value) - _hash(row, store.get(row.cf, row.key))})
+    return rows.whole(digests)
 
 
 def _hash(row: DamagedRow, value: bytes | None) -> int:

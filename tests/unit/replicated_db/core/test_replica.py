@@ -22,12 +22,24 @@ from replicated_db.core.log.position import (
 from replicated_db.core.log.reading import Reading
 from replicated_db.core.ports import Write
 from replicated_db.core.tables.column_families import RETRY, TRANSACTION_INFO
-from replicated_db.core.tables.digests import FIRST_CHAIN, next_chain, row_hash, row_hash_in
+from replicated_db.core.tables.digest_rows import DIGEST_PREFIX, LISTED_SUMS_KEY
+from replicated_db.core.tables.digests import FIRST_CHAIN, Digests, next_chain, row_hash, row_hash_in
 from replicated_db.core.tables.memory import MemoryStore
 from replicated_db.core.trimming.bases import Base
+from schemas import features
 from schemas.codecs.codec import decode_as, encode
 from schemas.column_families import BUCKETS
-from schemas.records.log import Barrier, Checkpoint, DigestBase, LeaderClaim, LogRecord, Members, RequestPosition, Tick
+from schemas.records.log import (
+    Barrier,
+    Checkpoint,
+    DigestBase,
+    FeatureLevel,
+    LeaderClaim,
+    LogRecord,
+    Members,
+    RequestPosition,
+    Tick,
+)
 from schemas.records.messages import Response
 from tests.support.replicated.kit import (
     CLUSTER,
@@ -341,6 +353,28 @@ def test_a_false_claim_flags_durably_and_applying_goes_on(feed: Feed):
     assert feed.batch(put(b"b", b"1")).evidence is None
     assert feed.replica.evidence == evidence, "the first evidence stands"
     assert feed.store.get("things", b"a") == b"2"
+
+
+def test_sums_are_listed_from_their_feature_level_on_and_not_before():
+    """Software of the level before reads the rows of the families alone, and may be started again until then."""
+    feed = Feed()
+    feed.offer(CLAIM)
+    feed.count(genesis(feature_level=features.LISTED_SUMS - 1))
+    for number in range(3):
+        feed.batch(put(b"%d" % number, b"v"))
+        assert feed.store.get(TRANSACTION_INFO, LISTED_SUMS_KEY) is None
+        by_older_software = Digests(FAMILIES)
+        for position, name in enumerate(FAMILIES.names):
+            if (sums := feed.store.get(TRANSACTION_INFO, DIGEST_PREFIX + name.encode())) is not None:
+                by_older_software.unpack(position, sums)
+        assert by_older_software == feed.replica.digests
+    level = FeatureLevel(
+        term=0, nonce=NONCE, seq=0, prev_chain=bytes(32), index=feed.replica.position.index, level=features.LISTED_SUMS
+    )
+    feed.count(level)
+    feed.batch(put(b"new", b"v"))
+    assert feed.store.get(TRANSACTION_INFO, LISTED_SUMS_KEY)
+    assert Replica(IDENTITY, FAMILIES, feed.store).digests == feed.replica.digests == feed.replica.scan(feed.store)
 
 
 def test_put_heals_the_row_but_the_digest_remembers(feed: Feed):
