@@ -1,9 +1,9 @@
-"""A leader without a shard, a core and a store: what one request takes at least. ``python -m benchmarks.user.bare_relay``.
+"""A leader without a shard, a core and a store. ``python -m benchmarks.user.bare_relay``.
 
-Arguments: brokers, the topic, a free port. It takes frames over TCP on an event loop, as the direct door does, and
-hands each to a thread, which produces it with ``acks=all``, waits until the brokers have it, and has the loop answer:
-the steps of a request that no leader of this kind can leave out. It checks nothing, executes nothing, applies nothing
-and answers with the frame itself. Nobody follows its topic.
+Arguments: brokers, the topic, a free port. It shows what a request takes at least. It takes frames over TCP on an event
+loop, as the direct door does, and hands each to a thread, which produces it with ``acks=all``, waits until the brokers
+have it, and has the loop answer: the steps of a request that no leader of this kind can leave out. It checks nothing,
+executes nothing, applies nothing and answers with the frame itself. Nobody follows its topic.
 """
 
 from __future__ import annotations

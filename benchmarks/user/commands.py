@@ -20,9 +20,9 @@ class UserCommand:
     """What a user does, with how many threads, for how many seconds after the warm-up.
 
     ``size`` is that of files, in bytes; ``consistency`` that of lookups; ``keys`` is how many files there are to be
-    read. ``brokers`` and ``nodes`` are what the client is given; ``produce`` writes to ``topic``, and ``relay`` asks the
-    :mod:`~benchmarks.user.bare_relay` that is the first of ``nodes``. A thread rests for
-    ``pause_s`` between two calls, which is not measured.
+    read. ``brokers`` and ``nodes`` are what the client is given; ``produce`` writes to ``topic``, and ``relay`` asks
+    the bare relay that is the first of ``nodes``. A thread rests for ``pause_s`` between two calls, which is not
+    measured.
     """
 
     what: str

@@ -40,7 +40,7 @@ MAX_FAILURES = 1000
 class LoadSpec:
     """The load to generate: ends after ``seconds`` or ``pairs`` created keys, whichever is first; 0 pairs = no limit.
 
-    Workers are spread over ``volume`` and ``more_volumes``, each with a bucket of that name; a volume decides the shard.
+    Workers are spread over ``volume`` and ``more_volumes``, each with a bucket of that name: a volume is of one shard.
     ``size`` is each key's size in bytes. ``metadata_bytes`` are random characters that each key has as metadata, so
     rows are as large as one likes, and do not compress well. Raises ValueError for a value out of range.
     """

@@ -47,10 +47,11 @@ def command(
     volume: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="NAME",
             help=(
                 "Volume, made if need be; it decides the shard. Given several times, requests are spread over them. "
                 "bench without."
-            )
+            ),
         ),
     ] = None,
     bucket: Annotated[str, typer.Option(help="Bucket, made if need be.")] = "bench",
