@@ -33,8 +33,15 @@ def stack(make_kafka: Callable[..., LocalKafka], tmp_path_factory: pytest.TempPa
 
 
 def trim(stack: TestStack) -> int:
-    """Delete all records before the leader's position, as an operator may; return the log's first offset."""
+    """Delete all records before the leader's position, as an operator may; return the log's first offset.
+
+    An operator leaves the records that a running node still needs. A follower reads up to 50 ms behind its leader.
+    """
     first = int(stack.shard(stack.wait_leader(0), 0)["applied_offset"])
+    stack.wait(
+        "every running node has read that far",
+        lambda: all(stack.shard(name, 0).get("applied_offset", -1) >= first for name in stack.nodes),
+    )
     place = TopicPartition(OM_LOG, 0, first)
     deleted = stack.kafka.admin.delete_records([place])[place].result()
     assert deleted.low_watermark == first
