@@ -29,10 +29,10 @@ from rich.table import Table
 
 from benchmarks.processor_time import spent_by_process
 from schemas.records.log import LEADER_MODE, REQUEST_MODES
-from schemas.sharding import shard_of
 from stratolog.cluster.request_modes import set_modes
 from stratolog.configuration.credentials import write_credentials
 from stratolog.local.kafka import LONG_RUN_JVM
+from tests.support.faults.stack_faults import fresh_volume
 from tests.support.local.stack import LocalKafka, TestStack
 
 BUCKET = "bucket"
@@ -62,7 +62,7 @@ class System:
     def __init__(self, stack: TestStack) -> None:
         self.stack = stack
         self.shards = stack.settings.shards
-        self.volumes = volumes_of(self.shards)
+        self.volumes = [fresh_volume(shard, self.shards) for shard in range(self.shards)]
         self.auth = stack.settings.auth or "none"
         self.signer = stack.settings.credentials()
         self.credentials_file = stack.settings.data_dir / "bench-credentials"
@@ -125,17 +125,6 @@ class System:
             "client": figures.pop("client_cpu_us"),
         }
         return figures
-
-
-def volumes_of(shards: int) -> list[str]:
-    """Return the name of a volume for each shard."""
-    found: dict[int, str] = {}
-    for number in itertools.count():
-        if len(found) == shards:
-            return [found[shard] for shard in sorted(found)]
-        name = f"bench{number}"
-        found.setdefault(shard_of(name, shards), name)
-    raise AssertionError("there are always more names")
 
 
 def print_table(rows: Iterable[dict[str, Any]]) -> None:

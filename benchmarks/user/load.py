@@ -17,7 +17,7 @@ from contextlib import ExitStack
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from benchmarks.user.bare_relay import LENGTH
+from benchmarks.user.bare_relay import LENGTH, PRODUCER_SETTINGS
 from benchmarks.user.commands import (
     BUCKET,
     CREATE,
@@ -39,7 +39,6 @@ from schemas.records.messages import CreateKey
 
 PRODUCED_BYTES = 256
 """About what a request has."""
-PRODUCER_SETTINGS = {"acks": "all", "enable.idempotence": True, "linger.ms": 0}
 FLUSH_S = 60
 
 Act = Callable[[int, int], None]

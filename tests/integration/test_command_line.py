@@ -32,6 +32,7 @@ from stratolog.cluster.verdicts import VerdictReader
 from stratolog.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNAVAILABLE
 from stratolog.local.processes import Process, free_ports, wait_until
 from stratolog.nodes.answers import node_status
+from tests.support.faults.stack_faults import fresh_volume
 from tests.support.local.stack import TestStack
 
 pytestmark = pytest.mark.integration
@@ -285,9 +286,7 @@ def test_bench(command: Command) -> None:
 
 
 def test_bench_on_all_shards(command: Command) -> None:
-    volumes = [
-        next(name for name in map("bench{}".format, range(100)) if shard_of(name, 2) == shard) for shard in (0, 1)
-    ]
+    volumes = [fresh_volume(shard, 2) for shard in (0, 1)]
     before = [command.stack.shard("om1", shard)["applied_index"] for shard in (0, 1)]
     options = [word for volume in volumes for word in ("--volume", volume)]
     done = command.ok("bench", *options, "--in-flight", "20", "--seconds", "0.5", "--warm-up-seconds", "0", "--json")
