@@ -19,7 +19,8 @@ from benchmarks.processor_time import spent_by_process
 from benchmarks.user.commands import BUCKET, VOLUME, UserCommand, read_key
 from producers import Client
 from stratolog.local.kafka import LONG_RUN_JVM
-from stratolog.local.processes import Process, free_ports, log_tail, spawn, stop_all
+from stratolog.local.ports import free_ports
+from stratolog.local.processes import Process, log_tail, spawn, stop_all
 from tests.support.local.stack import LocalKafka, TestStack
 
 MIB = 1024**2

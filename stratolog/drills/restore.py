@@ -28,7 +28,7 @@ from stratolog.drills.kit.own_stack import SHARD, own_stack, scan_all
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import ReportTap
 from stratolog.local import stack
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 
 DRILL = "restore"
 WRITES = 150

@@ -13,8 +13,7 @@ from stratolog.brokers.identities import authority_of, operator_options
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
 from stratolog.errors import UsageError
-from stratolog.local.ports import Moved, free_datanodes, with_free_ports
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import Moved, free_datanodes, free_ports, with_free_ports
 from stratolog.local.state import SETTINGS_FILE, StackState
 
 FIXED = ("cluster", "shards", "brokers", "response_partitions", "durability")

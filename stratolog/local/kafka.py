@@ -27,7 +27,8 @@ from schemas.kafka.connection import KafkaConnection, connection
 from schemas.topics import MAX_MESSAGE_BYTES
 from stratolog.brokers.secure_listeners import BrokerIdentity, listener_properties
 from stratolog.errors import Unavailable, UsageError
-from stratolog.local.processes import Process, free_ports, log_tail, spawn, stop_all, wait_until
+from stratolog.local.ports import free_ports
+from stratolog.local.processes import Process, log_tail, spawn, stop_all, wait_until
 
 BROKER_COUNTS = (1, 3)
 READY_TIMEOUT_S = 120.0

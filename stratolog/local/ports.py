@@ -6,18 +6,35 @@ Rules:
    is used or refused, never replaced: his programs use it, and would talk to whoever listens there.
 2. A default that is taken is replaced by a free port (:class:`Moved`). Commands say so when the stack starts, and
    whenever they show the stack.
+3. A port that nobody listens on may be drawn by two starting stacks at once; the broker that comes second would end
+   with "Address already in use". So each draw notes its ports in a file of the user's cache, and no other process of
+   that user is given them for :data:`RESERVED_S` seconds. A reservation is a courtesy, not a right: where the file
+   cannot be written, or nothing else is free, ports are returned without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import fcntl
+import random
+import socket
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from io import TextIOWrapper
+from itertools import islice
+from pathlib import Path
 
+from stratolog.configuration.places import is_homeless
 from stratolog.configuration.settings import Settings, default_datanodes
 from stratolog.configuration.settings_values import MAX_PORT, DatanodeAddress
 from stratolog.errors import Unavailable
-from stratolog.local.processes import free_ports, is_port_free
+from stratolog.local.jars import default_cache_dir
 
+PORT_RANGE = range(20_000, 32_000)
+"""Below the range from which the system takes ports for outgoing connections."""
+RESERVED_S = 60.0
+"""How long a returned port is not returned again: a broker on a busy machine listens after some 20 s."""
 UI_PORT = 9880
 """Where the dashboard listens, unless somebody else does."""
 WANTED = "wanted_port"
@@ -35,6 +52,37 @@ class Moved:
     def __str__(self) -> str:
         """Return it in words."""
         return f"{self.name} listens at port {self.got}: somebody else listens at {self.wanted}"
+
+
+def free_ports(count: int, reservations: Path | None = None) -> list[int]:
+    """Return ``count`` different ports of the loopback that nobody listens on, and reserve them in a file.
+
+    Raises Unavailable if there are not so many.
+    """
+    path = reservations or default_cache_dir() / "ports"
+    if is_homeless(path):
+        return _draw(count, ())
+    try:
+        with _opened(path) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # let go of when the file is closed
+            reserved = _reserved(file, time.time())
+            ports = _draw(count, reserved)
+            with suppress(OSError):  # a full disk
+                _write(file, {**reserved, **dict.fromkeys(ports, time.time() + RESERVED_S)})
+            return ports
+    except OSError:
+        return _draw(count, ())
+
+
+def is_port_free(port: int) -> bool:
+    """Say whether one can listen on this port of the loopback now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def with_free_ports(settings: Settings) -> tuple[Settings, tuple[Moved, ...]]:
@@ -94,3 +142,36 @@ def _port(
     got = next(spare)
     moved.append(Moved(name=name, wanted=wanted, got=got))
     return got
+
+
+def _draw(count: int, reserved: Iterable[int]) -> list[int]:
+    """Return free ports drawn at random, ``reserved`` ones only if there are too few others."""
+    last = set(reserved)
+    candidates = sorted(random.sample(PORT_RANGE, len(PORT_RANGE)), key=last.__contains__)
+    ports = list(islice(filter(is_port_free, candidates), count))
+    if len(ports) < count:
+        raise Unavailable(f"no {count} free ports in {PORT_RANGE.start}..{PORT_RANGE.stop - 1}")
+    return ports
+
+
+def _opened(path: Path) -> TextIOWrapper:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("a+", encoding="ascii", errors="replace")
+
+
+def _reserved(file: TextIOWrapper, now: float) -> dict[int, float]:
+    """Return the ports that are reserved at ``now``, and until when (seconds since 1970)."""
+    file.seek(0)
+    reserved: dict[int, float] = {}
+    for line in file:
+        with suppress(ValueError):  # a line cut short
+            port, until = line.split()
+            if now < float(until) < now + 2 * RESERVED_S:  # a clock set back must not reserve ports for a year
+                reserved[int(port)] = float(until)
+    return reserved
+
+
+def _write(file: TextIOWrapper, reserved: dict[int, float]) -> None:
+    file.truncate(0)  # opened for appending: what follows goes to the end, which is now the beginning
+    file.writelines(f"{port} {until}\n" for port, until in reserved.items())
+    file.flush()

@@ -14,16 +14,13 @@ Two ways to start:
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from stratolog.errors import Unavailable
@@ -31,7 +28,6 @@ from stratolog.errors import Unavailable
 POLL_INTERVAL_S = 0.05
 KILL_WAIT_S = 10.0
 LOG_TAIL_LINES = 20
-PORT_RANGE = range(20_000, 32_000)
 _TETHER = Path(__file__).with_name("tether.py")
 _PROC = Path("/proc")
 
@@ -126,30 +122,6 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, *, interval_s: f
         if time.monotonic() >= deadline:
             return False
         time.sleep(interval_s)
-    return True
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ``count`` different ports of the loopback that nobody listens on at the moment.
-
-    They lie below the range from which the system takes ports for outgoing connections, and are drawn at random: a
-    port that is free now is then not likely to be taken by somebody else before it is used.
-    """
-    candidates = random.sample(PORT_RANGE, len(PORT_RANGE))
-    ports = list(islice(filter(is_port_free, candidates), count))
-    if len(ports) < count:
-        raise Unavailable(f"no {count} free ports in {PORT_RANGE.start}..{PORT_RANGE.stop - 1}")
-    return ports
-
-
-def is_port_free(port: int) -> bool:
-    """Say whether one can listen on this port of the loopback now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
     return True
 
 

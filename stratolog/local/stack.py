@@ -38,8 +38,8 @@ from stratolog.local.effective_settings import effective_settings
 from stratolog.local.jars import kafka_jars
 from stratolog.local.kafka import KafkaCluster, Listener, check_java
 from stratolog.local.orphans import find_orphans
-from stratolog.local.ports import UI_PORT, WANTED, Moved
-from stratolog.local.processes import free_ports, is_port_free, log_tail, spawn, stop_all, wait_until
+from stratolog.local.ports import UI_PORT, WANTED, Moved, free_ports, is_port_free
+from stratolog.local.processes import log_tail, spawn, stop_all, wait_until
 from stratolog.local.spawning import (
     SOURCES,
     audit_command,

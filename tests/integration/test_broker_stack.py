@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from stratolog.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
-from stratolog.local.processes import Process, free_ports
+from stratolog.local.ports import free_ports
+from stratolog.local.processes import Process
 from tests.support.local.stack import TestStack
 
 pytestmark = pytest.mark.integration

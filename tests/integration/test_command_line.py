@@ -30,7 +30,8 @@ from stratolog.cli import build_app, exit_code_of
 from stratolog.cluster import checks
 from stratolog.cluster.verdicts import VerdictReader
 from stratolog.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNAVAILABLE
-from stratolog.local.processes import Process, free_ports, wait_until
+from stratolog.local.ports import free_ports
+from stratolog.local.processes import Process, wait_until
 from stratolog.nodes.answers import node_status
 from tests.support.faults.stack_faults import fresh_volume
 from tests.support.local.stack import TestStack

@@ -28,7 +28,8 @@ from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import UserError
 from stratolog.local import stack, state
-from stratolog.local.processes import free_ports, log_tail, wait_until
+from stratolog.local.ports import free_ports
+from stratolog.local.processes import log_tail, wait_until
 from tests.support.ui.browser import HEIGHT, browser_page
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -18,7 +18,7 @@ from schemas.records.messages import RetirePipeline, SetDatanodeState
 from schemas.stream_errors import CHECKSUM_MISMATCH
 from stratolog.cluster.connection import client_of
 from stratolog.configuration.node_configs import datanode_config
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 from tests.support.local.stack import TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

@@ -19,7 +19,8 @@ import pytest
 
 from producers.blocks.core.topology import SHAPES, spanning_tree
 from stratolog.local.kafka import Listener
-from stratolog.local.processes import free_ports, spawn
+from stratolog.local.ports import free_ports
+from stratolog.local.processes import spawn
 from tests.support.datanodes import datanodes as support
 from tests.support.datanodes.datanodes import Datanodes
 from tests.support.datanodes.racks import cross_rack_hops

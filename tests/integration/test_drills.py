@@ -43,7 +43,7 @@ from stratolog.drills.kit.session import Session, run
 from stratolog.drills.replay import Range
 from stratolog.errors import EXIT_OK, EXIT_UNAVAILABLE, UsageError
 from stratolog.local import stack
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(400)]
 SHARDS = 2

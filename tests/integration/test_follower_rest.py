@@ -14,7 +14,8 @@ from confluent_kafka.admin import NewTopic, OffsetSpec
 
 from replicated_db.shell.follower import make_app, place_group
 from replicated_db.shell.process import when_brokers_answer
-from stratolog.local.processes import free_ports, wait_until
+from stratolog.local.ports import free_ports
+from stratolog.local.processes import wait_until
 from tests.support.faults.odd_records import append_with_bad_header
 from tests.support.local.stack import LocalKafka
 

@@ -37,7 +37,7 @@ from stratolog.commands.admin.members import log_members
 from stratolog.commands.admin.upgrades import cancel_prepare, finalize_shards, prepare_shards
 from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import Unavailable, UserError
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 from stratolog.local.stack import topic_plan
 from stratolog.local.topics import ensure_topics
 from tests.support.faults import hanging_node

@@ -22,7 +22,7 @@ from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import UsageError
 from stratolog.local import stack as local
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 from stratolog.local.topics import ensure_topics
 from tests.support.local.stack import LocalKafka, TestStack
 

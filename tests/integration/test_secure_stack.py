@@ -35,7 +35,7 @@ from stratolog.cluster.verdicts import VerdictReader
 from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import UsageError
 from stratolog.local import stack, state
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 from stratolog.security.authority import open_authority
 from stratolog.security.key_encryption import KeyEncryption
 from stratolog.security.private_files import write_private

@@ -24,7 +24,8 @@ from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import NodeAddress, host_and_port, name
 from stratolog.errors import Unavailable, UsageError, UserError
 from stratolog.local import spawning, stack, state
-from stratolog.local.processes import free_ports, log_tail, wait_until
+from stratolog.local.ports import free_ports
+from stratolog.local.processes import log_tail, wait_until
 from stratolog.local.state import NODE, StackMember, StackState, member_of
 
 if TYPE_CHECKING:

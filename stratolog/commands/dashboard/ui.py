@@ -19,8 +19,7 @@ from stratolog.commands.common.output import console, print_json
 from stratolog.errors import Unavailable, UserError
 from stratolog.extras import libraries_of
 from stratolog.local import state
-from stratolog.local.ports import UI_PORT
-from stratolog.local.processes import free_ports, is_port_free
+from stratolog.local.ports import UI_PORT, free_ports, is_port_free
 from stratolog.ui.serving.operator_key import operator_link
 
 if TYPE_CHECKING:

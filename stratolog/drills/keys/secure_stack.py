@@ -21,7 +21,7 @@ from stratolog.drills.core.report import StepFailed
 from stratolog.drills.kit.rebuild import scratch
 from stratolog.drills.kit.session import Session
 from stratolog.local import stack
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 from stratolog.security.authority import Authority
 
 NODES, DATANODES = 2, 3

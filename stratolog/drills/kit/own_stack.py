@@ -24,7 +24,7 @@ from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.rebuild import scratch
 from stratolog.drills.kit.session import Session
 from stratolog.local import stack
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 
 SHARD = 0
 NODES = 3

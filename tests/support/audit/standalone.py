@@ -16,7 +16,7 @@ from typing import Any
 
 import pyspark
 
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 
 SPARK_HOME = Path(pyspark.__file__).parent
 DAEMON = "org.apache.spark.deploy"

@@ -58,7 +58,8 @@ from schemas.topics import (
     MAX_MESSAGE_BYTES,
     UNCOMPRESSED,
 )
-from stratolog.local.processes import Process, free_ports, log_tail, spawn, wait_until
+from stratolog.local.ports import free_ports
+from stratolog.local.processes import Process, log_tail, spawn, wait_until
 from tests.support.datanodes.checksums import checksums_of
 from tests.support.datanodes.streams import Client
 from tests.support.local.pausing import pause

@@ -22,7 +22,7 @@ from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
 from stratolog.local import stack, state
 from stratolog.local.jars import default_cache_dir
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
 ANSWER_S = 20.0

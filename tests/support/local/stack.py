@@ -26,7 +26,8 @@ from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
 from stratolog.local.jars import kafka_jars
 from stratolog.local.kafka import QUICK_START_JVM, KafkaCluster, Listener, allocate_listeners, stop_brokers
-from stratolog.local.processes import Process, free_ports, log_tail, spawn, stop_all, wait_until
+from stratolog.local.ports import free_ports
+from stratolog.local.processes import Process, log_tail, spawn, stop_all, wait_until
 from stratolog.local.spawning import datanode_command, node_command, node_environment
 from stratolog.local.stack import topic_plan
 from stratolog.local.topics import ensure_topics

@@ -35,7 +35,8 @@ from schemas.codecs.codec import encode
 from schemas.records.log import LateRequest, Result, Tick
 from schemas.records.messages import CreateVolume, Evidence, Response
 from schemas.topics import OM_AUDIT, OM_LOG, OM_REJECTED, OM_REQUESTS, OM_RESPONSES
-from stratolog.local.processes import free_ports, wait_until
+from stratolog.local.ports import free_ports
+from stratolog.local.processes import wait_until
 from tests.support.local.memory_broker import MemoryBroker, memory_broker
 from tests.support.local.secret import SECRET
 from tests.support.om.om_world import request_of

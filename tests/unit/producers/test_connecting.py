@@ -14,7 +14,7 @@ from producers.errors import NotConnected
 from producers.requests.engine import RequestSettings, make_settings
 from producers.requests.transport import Transport
 from schemas.topics import OM_REQUESTS, OM_RESPONSES
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 from tests.support.local.memory_broker import MemoryBroker, memory_broker
 from tests.support.om.door_site import DoorSite
 

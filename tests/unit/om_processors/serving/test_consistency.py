@@ -17,7 +17,7 @@ from om_processors.serving.consistency import LINEARIZABLE, SESSION, STALE, Cons
 from replicated_db.core.errors import AheadOfLog
 from replicated_db.shell.read_index import NotLeading
 from schemas.privilege import AUTHORIZATION
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 from tests.support.local.secret import SECRET
 
 HASH = bytes(range(32))

@@ -22,7 +22,7 @@ from replicated_db.shell.web.http_guard import HttpGuard
 from replicated_db.shell.web.scan_threads import ScansBusy
 from schemas.records.messages import CommitKey, CreateBucket, CreateKey, CreateVolume
 from schemas.sharding import shard_of
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 from tests.support.local.secret import SECRET
 from tests.support.om.dict_transaction import DictTables
 from tests.support.om.fleets import TIMEOUT_MS, SmallCluster, container

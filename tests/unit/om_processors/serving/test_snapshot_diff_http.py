@@ -24,7 +24,7 @@ from producers.requests.engine import RequestEngine, RequestSettings
 from replicated_db.shell.follower import make_app
 from replicated_db.shell.web.http_guard import HttpGuard
 from stratolog.cli import build_app
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 from tests.support.local.secret import SECRET
 from tests.support.om.diff_node import ENTRIES, DiffNode
 from tests.support.sdk.memory import MemoryCluster, MemoryConnection, client_to

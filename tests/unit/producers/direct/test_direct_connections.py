@@ -24,7 +24,7 @@ from schemas.door.frames import DoorFrame, DoorFrames, DoorKind, door_frame
 from schemas.door.talk import DoorRole, DoorTalk, error_frame
 from schemas.records.door import DoorLeaders, DoorRead, DoorRows, ShardLeader
 from schemas.records.messages import CreateVolume
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 from tests.support.om.om_world import request_of
 
 SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: stratolog-door\r\n\r\n"

@@ -17,7 +17,7 @@ from producers.errors import ClientClosed, NotConnected, NotFound, OutcomeUnknow
 from producers.requests.engine import make_settings
 from schemas.records.door import DoorRead
 from schemas.records.messages import CreateVolume, DeleteVolume, PurgeBlocks, Response
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 from tests.support.local.secret import SECRET
 from tests.support.om.door_site import DoorSite
 

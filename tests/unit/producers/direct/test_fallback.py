@@ -16,7 +16,7 @@ from schemas.codecs.envelopes import requests_in, responses_in
 from schemas.records.door import DoorRead
 from schemas.records.messages import CreateVolume, Response
 from schemas.topics import OM_REQUESTS, OM_RESPONSES
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 from tests.support.local.memory_broker import PARTITIONS, MemoryBroker, memory_broker
 from tests.support.local.waiting import eventually
 from tests.support.om.door_site import DoorSite

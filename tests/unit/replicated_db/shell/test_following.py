@@ -22,7 +22,8 @@ from replicated_db.shell.follower import Feed, make_app, place_group, rest_while
 from schemas.codecs.codec import encode
 from schemas.records.log import Tick
 from schemas.records.messages import AuditReport, Evidence
-from stratolog.local.processes import free_ports, wait_until
+from stratolog.local.ports import free_ports
+from stratolog.local.processes import wait_until
 from tests.support.local.memory_broker import PARTITIONS, MemoryBroker, memory_broker
 from tests.support.replicated.following import Following
 from tests.support.replicated.kit import CHAIN, NODES, Shard, put

@@ -22,7 +22,7 @@ from replicated_db.shell.web.node_web import MAX_LINE_BYTES
 from replicated_db.shell.web.web_site import WebSite
 from schemas.security.certificates import AN_OM, Role
 from schemas.security.tls import ProcessTls
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 from tests.support.security.certified import Certified
 
 LONGEST = "\U0001f5dd" * (MAX_KEY_NAME_BYTES // 4)

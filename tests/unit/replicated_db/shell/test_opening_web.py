@@ -26,7 +26,7 @@ from replicated_db.shell.bootstrap.transfer_pages import TransferPages
 from replicated_db.shell.follower import make_app
 from replicated_db.shell.rocks import RocksStore
 from replicated_db.shell.web.http_guard import HttpGuard
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 from tests.support.local.secret import SECRET
 from tests.support.replicated.kit import CLUSTER, FAMILIES
 from tests.support.replicated.transfers import Log

@@ -24,7 +24,8 @@ from stratolog.cluster.reach import (
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable
-from stratolog.local.processes import Process, free_ports
+from stratolog.local.ports import free_ports
+from stratolog.local.processes import Process
 from stratolog.local.state import StackMember, StackState, write_state
 
 HEALTHY = {"datanode": "dn1", "address": "x:1", "health": "HEALTHY", "silent_ms": 100, "free_bytes": 10**12}

@@ -27,7 +27,7 @@ from stratolog.commands.admin.unflag import unflag_replica
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import UserError
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import free_ports
 from tests.support.om.late_world import PIPELINES
 from tests.support.om.om_world import request_of
 

@@ -13,8 +13,7 @@ from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import DatanodeAddress
 from stratolog.errors import Unavailable
-from stratolog.local.ports import Moved, with_free_ports
-from stratolog.local.processes import free_ports
+from stratolog.local.ports import Moved, free_ports, with_free_ports
 
 
 @pytest.fixture

@@ -14,16 +14,7 @@ from pathlib import Path
 import pytest
 
 from stratolog.errors import Unavailable
-from stratolog.local.processes import (
-    PORT_RANGE,
-    Process,
-    free_ports,
-    is_port_free,
-    log_tail,
-    spawn,
-    stop_all,
-    wait_until,
-)
+from stratolog.local.processes import Process, log_tail, spawn, stop_all, wait_until
 
 PATIENCE_S = 30.0
 SLEEPER = [sys.executable, "-S", "-c", "import time; print('ready', flush=True); time.sleep(600)"]
@@ -143,24 +134,6 @@ def test_a_tethered_program_that_is_not_there_is_named_in_the_log(tmp_path: Path
     process = spawn(["/no/such/program"], log=tmp_path / "log", detached=False)
     assert process.wait(PATIENCE_S)
     assert "cannot start /no/such/program" in (tmp_path / "log").read_text()
-
-
-def test_free_ports_are_free_and_different() -> None:
-    ports = free_ports(20)
-    assert len(set(ports)) == 20
-    assert all(port in PORT_RANGE for port in ports)
-
-
-def test_a_port_in_use_is_not_free() -> None:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        assert not is_port_free(server.getsockname()[1])
-
-
-def test_too_many_ports_are_refused() -> None:
-    with pytest.raises(Unavailable, match="free ports"):
-        free_ports(len(PORT_RANGE) + 1)
 
 
 def test_log_tail(tmp_path: Path) -> None:
