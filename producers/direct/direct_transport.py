@@ -16,11 +16,12 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
-from producers.direct.core.link_talk import LinkFailed
+from producers.direct.core.link_talk import LinkFailed, OtherCluster
+from producers.direct.core.one_cluster import OneCluster
 from producers.direct.core.routes import Routes
 from producers.direct.node_link import NodeLink
 from producers.errors import NOT_CONNECTED, NotConnected
@@ -30,7 +31,7 @@ from schemas.access.credentials import Credentials
 from schemas.access.signatures import sealed_key
 from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.codecs.envelopes import enveloped_requests
-from schemas.door.frames import MAX_NUMBER, DoorFrame, DoorKind, door_frame, keyed
+from schemas.door.frames import DOOR_LIMITS, MAX_NUMBER, DoorFrame, DoorKind, door_frame, keyed
 from schemas.records.door import DoorLeaders, DoorRead, DoorRows
 from schemas.security.certificates import AN_OM
 from schemas.security.tls import ProcessTls
@@ -48,6 +49,7 @@ class DirectTransport:
     """Connections to the nodes at ``addresses`` (``host:port``), and to the leaders that they name.
 
     Raises NotConnected if no node tells in ``connect_timeout_ms`` which shards there are; None: does not wait for it.
+    Nodes of another cluster than that of the first node that names one are left out.
     """
 
     reply_partition = 0
@@ -62,6 +64,7 @@ class DirectTransport:
         self._credentials = credentials
         self._client = client_id.hex()
         self._routes = Routes(addresses)
+        self._cluster = OneCluster()
         self._links: dict[str, NodeLink] = {}
         self._again_s: dict[str, tuple[float, float]] = {}
         """When to connect again to a node that was not reached, and the pause after that."""
@@ -111,6 +114,10 @@ class DirectTransport:
         """Whether any node is connected."""
         return any(link.is_open for link in list(self._links.values()))
 
+    def leader_of(self, shard: int) -> str:
+        """Return the address of a shard's leader, as the nodes say; empty if none is known."""
+        return self._routes.leader_of(shard)
+
     def reaches(self, shard: int) -> bool:
         """Whether the leader of a shard is known and connected."""
         link = self._links.get(self._routes.leader_of(shard))
@@ -128,24 +135,43 @@ class DirectTransport:
                     self._parked.setdefault(shard, {}).update((call.call_id, call) for call in group)
                 continue
             if not link.write(_frames_of(shard, group, self._credentials)):
-                logger.warning("%d requests were not sent: %s does not read", len(group), link.address)
+                if link.is_open:  # else it was closed meanwhile: its shards are lost, and their calls are sent again
+                    logger.warning("%d requests were not sent: %s does not read", len(group), link.address)
             elif link.has_unsent:
                 self._wake()
 
     def look_up(self, read: DoorRead, shard: int) -> Future[DoorRows] | None:
-        """Ask for rows, the shard's leader first; None if no node is connected. The future fails with LinkFailed."""
-        link = self._links.get(self._routes.leader_of(shard))
-        if link is None or not link.is_open:
-            link = next((one for one in list(self._links.values()) if one.is_open), None)
-        if link is None:
+        """Ask for rows, the shard's leader first. The future fails with LinkFailed.
+
+        Returns None if no node takes the question, or if no frame holds it: HTTP refuses names that are so long.
+        """
+        asked = encode(read)
+        if len(asked) > DOOR_LIMITS[DoorKind.READ]:
             return None
+        answers = (self._ask(link, asked) for link in self._links_for(shard))
+        return next((answer for answer in answers if answer is not None), None)
+
+    def _links_for(self, shard: int) -> Iterator[NodeLink]:
+        """Yield the links that are open, that to the shard's leader first."""
+        leader = self._links.get(self._routes.leader_of(shard))
+        if leader is not None and leader.is_open:
+            yield leader
+        for link in list(self._links.values()):
+            if link is not leader and link.is_open:
+                yield link
+
+    def _ask(self, link: NodeLink, asked: bytes) -> Future[DoorRows] | None:
+        """Ask one node for rows; None if the question was not taken, and is not awaited."""
         answer: Future[DoorRows] = Future()
         with self._lock:
             if self._closed or len(self._lookups) >= MAX_WAITING_LOOKUPS:
                 return None
             number = next(self._numbers)
             self._lookups[number] = (link.address, answer)
-        link.write(door_frame(DoorKind.READ, encode(read), number=number))
+        if not link.write(door_frame(DoorKind.READ, asked, number=number)):
+            with self._lock:
+                self._lookups.pop(number, None)
+            return None
         if link.has_unsent:
             self._wake()
         return answer
@@ -184,6 +210,10 @@ class DirectTransport:
                 if events & ~select.POLLOUT:
                     for frame in ready.receive():
                         self._take(frame, values)
+            except OtherCluster as error:
+                if self._faults.get(ready.address) != str(error):
+                    logger.warning("a node is left out: %s", error)
+                self._drop(ready, str(error))
             except LinkFailed as error:
                 self._drop(ready, str(error))
 
@@ -240,7 +270,7 @@ class DirectTransport:
                 continue
             self._again_s[address] = (now_s + pause_s, min(2 * pause_s, LAST_PAUSE_S))
             try:
-                self._links[address] = NodeLink(address, self._client, self._tls, self._credentials)
+                self._links[address] = NodeLink(address, self._client, self._tls, self._credentials, self._cluster)
             except LinkFailed as error:
                 self._faults[address] = str(error)
 

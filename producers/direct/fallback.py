@@ -2,6 +2,9 @@
 
 A call may be sent again through the other door: retry rows make it one call. Replies of both are awaited; those of the
 brokers only while a call that went to them may be unanswered.
+
+Nothing goes straight to nodes that may be of another cluster: they tell of another number of shards, or the brokers do
+not know them (``brokers_word``).
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 
+from producers.direct.brokers_word import BrokersWord
 from producers.direct.direct_transport import DirectTransport
 from producers.requests.core.calls import Call
 from producers.requests.engine import RequestConnection
@@ -24,9 +28,13 @@ KAFKA_REPLIES_S = 60.0
 
 
 class FallbackConnection:
-    """Joins a connection to the brokers with one to the nodes, which need not be reached yet."""
+    """Joins a connection to the brokers with one to the nodes, which need not be reached yet.
 
-    def __init__(self, kafka: RequestConnection, direct: DirectTransport) -> None:
+    Without the brokers' ``word`` on the nodes, those with the same number of shards are taken for the brokers' own.
+    """
+
+    def __init__(self, kafka: RequestConnection, direct: DirectTransport, word: BrokersWord | None = None) -> None:
+        self._word = word
         self._kafka = kafka
         self._direct = direct
         self.shards = kafka.shards
@@ -34,8 +42,13 @@ class FallbackConnection:
         self._kafka_until_s = 0.0
 
     def _is_direct(self, shard: int) -> bool:
-        # Nodes that tell of another number of shards are another cluster's.
-        return self._direct.shards == self.shards and self._direct.reaches(shard)
+        return self._direct.reaches(shard) and self._is_ours(shard)
+
+    def _is_ours(self, shard: int) -> bool:
+        """Whether the node that leads a shard, as the nodes say, is of the brokers' cluster."""
+        if self._direct.shards != self.shards:
+            return False
+        return self._word is None or self._word.passes(self._direct.leader_of(shard))
 
     def send(self, calls: Iterable[Call]) -> None:
         """Send requests, in order within a shard."""
@@ -68,8 +81,8 @@ class FallbackConnection:
         self._direct.serve()
 
     def look_up(self, read: DoorRead, shard: int) -> Future[DoorRows] | None:
-        """Ask a node for rows; None if none is connected."""
-        return self._direct.look_up(read, shard) if self._direct.shards == self.shards else None
+        """Ask a node for rows; None if none is connected, or the leader may be of another cluster."""
+        return self._direct.look_up(read, shard) if self._is_ours(shard) else None
 
     def take_lost(self) -> set[int]:
         """Return the shards whose direct calls can no more be answered."""

@@ -21,7 +21,7 @@ ELSEWHERE = frozenset({"NO_LEADER", "NOT_CAUGHT_UP", "REPLICA_FLAGGED", OVERLOAD
 
 
 class LookUp(Protocol):
-    """Sends a lookup; returns None if no node is connected."""
+    """Sends a lookup; returns None if no node takes it, or if no frame holds it."""
 
     def __call__(
         self, volume: str, bucket: str, keys: Sequence[str], consistency: str, *, with_bytes: bool = False,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 
 from producers.direct.core.link_talk import LinkFailed, LinkState, LinkTalk
+from producers.direct.core.one_cluster import OneCluster
 from schemas.access.credentials import Credentials
 from schemas.access.signatures import user_authorization
 from schemas.door.frames import DOOR_PATH, DoorFrame
@@ -36,20 +37,22 @@ class NodeLink:
     """A connection to ``address`` (``host:port``). Raises LinkFailed if the address cannot be resolved or reached.
 
     With ``tls`` the node must prove who it is before it is told anything. With ``credentials`` the client says who it
-    is.
+    is. The node must be of the ``cluster``, else receiving raises OtherCluster.
     """
 
     def __init__(
-        self, address: str, client: str, tls: ssl.SSLContext | None = None, credentials: Credentials | None = None
-    ) -> None:
+        self, address: str, client: str, tls: ssl.SSLContext | None = None, credentials: Credentials | None = None,
+        cluster: OneCluster | None = None,
+    ) -> None:  # fmt: skip
         self.address = address
         self._tls = None if tls is None else TlsLayer(tls, address.rpartition(":")[0].strip("[]"))
-        self._talk = LinkTalk(address, client, _authorization(credentials, address))
+        self._talk = LinkTalk(address, client, _authorization(credentials, address), cluster)
         self._lock = threading.Lock()
         self._unsent = bytearray(self._sealed(self._talk.begin()))
         self._begun_s = time.monotonic()
         self._connected = False
         self._greeted = False
+        self._closed = False
         self.was_open = False
         """Whether requests could ever be written."""
         self.sock = self._connect(address)
@@ -76,7 +79,7 @@ class NodeLink:
     @property
     def is_open(self) -> bool:
         """Whether requests may be written."""
-        return self._talk.state is LinkState.OPEN
+        return self._talk.state is LinkState.OPEN and not self._closed
 
     @property
     def has_unsent(self) -> bool:
@@ -84,9 +87,9 @@ class NodeLink:
         return bool(self._unsent) or not self._connected
 
     def write(self, data: bytes) -> bool:
-        """Send bytes, or keep them; returns False if they were dropped."""
+        """Send bytes, or keep them; returns False if they were dropped: too many wait, or the link is closed."""
         with self._lock:
-            if len(self._unsent) + len(data) > MAX_UNSENT_BYTES:
+            if self._closed or len(self._unsent) + len(data) > MAX_UNSENT_BYTES:
                 return False
             data = self._sealed(data)
             if self._unsent:
@@ -151,7 +154,7 @@ class NodeLink:
                 self._greet()
                 yield frame
         except LinkFailed as error:
-            raise LinkFailed(f"{self.address}: {error}") from error
+            raise type(error)(f"{self.address}: {error}") from error
         self._greet()
 
     def _greet(self) -> None:
@@ -167,5 +170,7 @@ class NodeLink:
             raise LinkFailed(f"{self.address}: no answer in {OPEN_TIMEOUT_S:.0f} s ({self._talk.state.value})")
 
     def close(self) -> None:
-        """Close the socket."""
-        self.sock.close()
+        """Close the socket; nothing is taken to be written any more."""
+        with self._lock:
+            self._closed = True
+            self.sock.close()

@@ -71,6 +71,8 @@ class DoorTalk:
         self.state = DoorState.GREETING
         self.peer = ""
         """The peer's name, once it has said it."""
+        self.peer_cluster = ""
+        """The cluster that the peer has named; empty: it does not know it, or has not said HELLO."""
 
     def hello(self) -> bytes:
         """Return this side's first frame."""
@@ -100,7 +102,7 @@ class DoorTalk:
         if fault is not None:
             self.state = DoorState.FAILED
             raise BadDoorFrame(fault)
-        self.peer = hello.peer
+        self.peer, self.peer_cluster = hello.peer, hello.cluster
 
     def _fault_of(self, hello: Hello) -> str | None:
         if hello.cluster and self._cluster and hello.cluster != self._cluster:

@@ -1,1 +1,4 @@
-"""The pure part of the direct door: ``link_talk`` is one connection's conversation, ``routes`` says who leads."""
+"""The pure part of the direct door: ``link_talk`` is one connection's conversation, ``routes`` says who leads.
+
+``one_cluster`` is that of all connections.
+"""

@@ -7,6 +7,7 @@ from enum import Enum
 
 import h11
 
+from producers.direct.core.one_cluster import OneCluster
 from schemas.codecs.codec import Undecodable, decode_as
 from schemas.door.frames import DOOR_PATH, UPGRADE, BadDoorFrame, DoorFrame, DoorFrames, DoorKind
 from schemas.door.talk import DoorRole, DoorTalk
@@ -51,14 +52,22 @@ class LinkFailed(Exception):
     """The connection is of no further use; the text says why."""
 
 
+class OtherCluster(LinkFailed):
+    """The node is of another cluster than those that the client speaks with."""
+
+
 class LinkTalk:
     """The client's side of one connection to ``host`` (``host:port``, as in the header Host).
 
-    ``authorization`` is the header that says who it is, if that is to be said.
+    ``authorization`` is the header that says who it is, if that is to be said. ``cluster`` is the one of which the node
+    must be; all connections of a client share it.
     """
 
-    def __init__(self, host: str, client: str, authorization: str | None = None) -> None:
+    def __init__(
+        self, host: str, client: str, authorization: str | None = None, cluster: OneCluster | None = None
+    ) -> None:
         self._authorization = authorization
+        self._cluster = OneCluster() if cluster is None else cluster
         self.state = LinkState.UPGRADING
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._host = host
@@ -86,7 +95,10 @@ class LinkTalk:
         return self._talk.hello()
 
     def hear(self, data: bytes) -> Iterator[DoorFrame]:
-        """Yield the frames but HELLO; raises LinkFailed for whatever ends the connection, its end (b"") included."""
+        """Yield the frames but HELLO; raises LinkFailed for whatever ends the connection, its end (b"") included.
+
+        Raises OtherCluster for a node of another cluster, before the connection counts as open.
+        """
         try:
             if self.state is LinkState.UPGRADING:
                 data = self._upgrade(data)
@@ -105,11 +117,17 @@ class LinkTalk:
         for frame in self._frames.take(data):
             self._talk.hear(frame)
             if frame.kind is DoorKind.HELLO:
+                self._check_cluster()
                 self._after(LinkEvent.GREETED)
             elif frame.kind is DoorKind.ERROR:
                 raise LinkFailed(_text_of(frame.payload))
             else:
                 yield frame
+
+    def _check_cluster(self) -> None:
+        fault = self._cluster.fault_of(self._talk.peer_cluster, self._talk.peer, self._host)
+        if fault is not None:
+            raise OtherCluster(fault)
 
     def _upgrade(self, data: bytes) -> bytes:
         """Take bytes of the HTTP answer; return what follows it."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
+from producers import connecting
 from producers.connecting import connect
 from producers.direct.direct_transport import DirectTransport
 from producers.direct.fallback import FallbackConnection
 from producers.errors import NotConnected
 from producers.requests.engine import RequestSettings, make_settings
 from producers.requests.transport import Transport
+from schemas.kafka.connection import Brokers
 from schemas.topics import OM_REQUESTS, OM_RESPONSES
 from stratolog.local.ports import free_ports
 from tests.support.local.memory_broker import MemoryBroker, memory_broker
@@ -64,3 +67,21 @@ def test_with_both_the_brokers_must_answer_and_the_nodes_may(broker: MemoryBroke
     (port,) = free_ports(1)
     with closing(connect(settings(broker.bootstrap_servers, f"127.0.0.1:{port}"), CLIENT_ID)) as found:
         assert isinstance(found, FallbackConnection)
+
+
+def test_with_both_the_brokers_are_asked_which_nodes_are_theirs(
+    broker: MemoryBroker, site: DoorSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: queue.SimpleQueue[tuple[Brokers, float]] = queue.SimpleQueue()
+
+    def find_nodes(brokers: Brokers, timeout_s: float) -> list[str]:
+        asked.put((brokers, timeout_s))
+        return ["other:1"]
+
+    monkeypatch.setattr(connecting, "find_nodes", find_nodes)
+    site.lead()
+    with closing(connect(settings(broker.bootstrap_servers, site.address), CLIENT_ID)) as found:
+        assert asked.get(timeout=30) == (broker.bootstrap_servers, 5.0)
+        assert isinstance(found, FallbackConnection)
+        assert found._word is not None
+        assert not found._word.passes(site.address)

@@ -131,6 +131,7 @@ def test_both_sides_greet_and_understand_each_other():
         one.hear(said)
     assert (node.state, client.state) == (DoorState.OPEN, DoorState.OPEN)
     assert (node.peer, client.peer) == ("client-7", "om1")
+    assert (node.peer_cluster, client.peer_cluster) == ("", "c"), "each knows what the other has named"
 
 
 @pytest.mark.parametrize("role", DoorRole)

@@ -10,6 +10,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -18,9 +19,9 @@ from producers.direct.core.link_talk import LinkFailed
 from producers.direct.direct_transport import FIRST_PAUSE_S, LAST_PAUSE_S, MAX_WAITING_LOOKUPS, DirectTransport
 from producers.errors import NotConnected
 from producers.requests.core.calls import Call
-from schemas.codecs.codec import decode_as, encode
+from schemas.codecs.codec import Unencodable, decode_as, encode
 from schemas.codecs.envelopes import requests_in
-from schemas.door.frames import DoorFrame, DoorFrames, DoorKind, door_frame
+from schemas.door.frames import DOOR_LIMITS, DoorFrame, DoorFrames, DoorKind, door_frame
 from schemas.door.talk import DoorRole, DoorTalk, error_frame
 from schemas.records.door import DoorLeaders, DoorRead, DoorRows, ShardLeader
 from schemas.records.messages import CreateVolume
@@ -51,8 +52,9 @@ class Clock:
 class Node:
     """A node that says what it is told to say."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, cluster: str = "c") -> None:
         self.name = name
+        self.cluster = cluster
         self._server = socket.create_server(("127.0.0.1", 0))
         self._server.settimeout(WAIT_S)
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
@@ -68,7 +70,7 @@ class Node:
         self.sock.settimeout(WAIT_S)
         self.accepted += 1
         self._frames = DoorFrames(DoorRole.NODE.hears)
-        self.say(SWITCHING + DoorTalk(DoorRole.NODE, self.name, "c").hello())
+        self.say(SWITCHING + DoorTalk(DoorRole.NODE, self.name, self.cluster).hello())
 
     def say(self, data: bytes) -> None:
         assert self.sock is not None
@@ -357,6 +359,48 @@ def test_all_connections_are_made_anew_when_calls_stay_unanswered(story: Story) 
     assert story.first.accepted == 2
 
 
+def test_a_node_of_another_cluster_is_left_out_and_told_once(story: Story, caplog: pytest.LogCaptureFixture) -> None:
+    story.second.cluster = "d"
+    transport = story.led()
+    # A leader's address has passed on to a node of another cluster, which knows as many shards.
+    story.first.tell((0, 2, story.second.address))
+    story.until(lambda: story.second.address in transport._links)
+    why = (
+        f"{story.second.address}: it is 'om2' of cluster 'd', and this client speaks with cluster 'c', "
+        f"of which 'om1' at {story.first.address} is"
+    )
+    for _ in range(2):
+        story.second.accept()
+        story.second.tell((1, 9, story.second.address))
+        story.until(lambda: story.second.address not in transport._links)
+        assert transport._faults[story.second.address] == why
+        assert not transport.reaches(0)
+        assert (transport.leader_of(0), transport.leader_of(1)) == (story.second.address, story.first.address)
+        story.clock.now_s += LAST_PAUSE_S
+        transport.serve()
+    waits, goes = call(0), call(1)
+    transport.send([waits, goes])
+    assert story.first.calls() == (1, [goes.value])
+    assert list(transport._parked) == [0]
+    assert caplog.messages == [f"a node is left out: {why}"]
+
+
+def test_a_conflict_that_leaves_no_node_names_both_clusters(story: Story) -> None:
+    story.second.cluster = "d"
+    transport = story.begin(story.first.address, story.second.address)
+    transport.serve()
+    story.first.accept()
+    story.until(lambda: transport.is_open)
+    story.first.close()  # before it has said which shards there are
+    story.until(lambda: not transport.is_open)
+    story.second.accept()
+    story.until(lambda: "cluster" in transport._faults.get(story.second.address, ""))
+    with pytest.raises(NotConnected) as failed:
+        transport._wait_for_shards(-1)  # its time is over
+    assert failed.value.message.startswith(f"nodes {story.first.address}, {story.second.address}: ")
+    assert "'om2' of cluster 'd', and this client speaks with cluster 'c', of which 'om1' at" in str(failed.value)
+
+
 def test_without_an_answer_the_faults_of_all_nodes_are_told(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # it waits for real
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
@@ -425,6 +469,78 @@ def test_only_so_many_lookups_wait(story: Story, monkeypatch: pytest.MonkeyPatch
     transport = story.led()
     found = [transport.look_up(READ, 0) for _ in range(3)]
     assert [one is not None for one in found] == [True, True, False]
+
+
+def test_a_lookup_that_no_frame_holds_is_not_asked_and_not_awaited(story: Story) -> None:
+    transport = story.led()
+    spare = DOOR_LIMITS[DoorKind.READ] - len(encode(replace(READ, keys=["k" * 100_000]))) + 100_000
+    assert transport.look_up(replace(READ, keys=["k" * (spare + 1)]), 0) is None
+    assert transport._lookups == {}
+    # What no schema allows is the caller's fault, and is not awaited either.
+    with pytest.raises(Unencodable):
+        transport.look_up(replace(READ, keys=["\ud800"]), 0)
+    assert transport._lookups == {}
+    asked = transport._ask(transport._links[story.first.address], encode(READ))
+    assert asked is not None
+    assert story.first.hear().kind is DoorKind.READ, "the first that is asked at all"
+
+
+def test_a_lookup_that_fills_a_frame_is_asked(story: Story) -> None:
+    transport = story.led()
+    spare = DOOR_LIMITS[DoorKind.READ] - len(encode(replace(READ, keys=["k" * 100_000]))) + 100_000
+    read = replace(READ, keys=["k" * (spare - 1)])  # the length of the name may take a byte more
+    assert len(encode(read)) >= DOOR_LIMITS[DoorKind.READ] - 2
+    assert transport.look_up(read, 0) is not None
+
+
+def test_a_lookup_that_the_leader_does_not_take_goes_to_another_node(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = story.led()
+    story.first.tell((0, 2, story.second.address))
+    story.until(lambda: story.second.address in transport._links)
+    story.second.accept()
+    story.second.tell()
+    story.until(lambda: transport.reaches(0))
+    leader = transport._links[story.second.address]
+    monkeypatch.setattr(leader, "write", lambda _: False)
+    assert transport.look_up(READ, 0) is not None
+    assert story.first.hear().kind is DoorKind.READ
+    assert [address for address, _ in transport._lookups.values()] == [story.first.address]
+
+
+def test_a_lookup_whose_connection_is_closed_meanwhile_is_not_awaited(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that receives closes the connection while another one asks."""
+    transport = story.led()
+    (link,) = transport._links.values()
+    write = link.write
+
+    def closed_first(data: bytes) -> bool:
+        transport._drop(link, "it broke")
+        return write(data)
+
+    monkeypatch.setattr(link, "write", closed_first)
+    assert transport.look_up(READ, 0) is None
+    assert transport._lookups == {}
+
+
+def test_calls_to_a_connection_that_is_closed_meanwhile_do_not_blame_the_node(
+    story: Story, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = story.led()
+    (link,) = transport._links.values()
+    write = link.write
+
+    def closed_first(data: bytes) -> bool:
+        transport._drop(link, "it broke")
+        return write(data)
+
+    monkeypatch.setattr(link, "write", closed_first)
+    with caplog.at_level(logging.WARNING):
+        transport.send([call()])
+    assert caplog.messages == []
 
 
 def test_lookups_of_other_connections_go_on_when_one_breaks(story: Story) -> None:

@@ -198,6 +198,23 @@ def test_what_does_not_exist_is_named_as_over_http(site: DoorSite):
     assert statuses == ["KEY_NOT_FOUND", "BUCKET_NOT_FOUND", "VOLUME_NOT_FOUND", "INVALID_BUCKET_NAME"]
 
 
+def test_names_that_no_frame_holds_are_refused_as_over_http(site: DoorSite):
+    long = "k" * 5_000_000
+    with Client(nodes=[site.address]) as client:
+        for ask in (
+            lambda: client.key_info("vol1", "bucket1", long, consistency="stale"),
+            lambda: client.key_infos("vol1", "bucket1", ["a", long], consistency="stale"),
+            lambda: list(client.list_keys("vol1", "bucket1", prefix=long)),
+        ):
+            with pytest.raises(RequestFailed, match="bucket /?.*bucket1.*: a name is too long") as refused:
+                ask()
+            assert refused.value.status == "INVALID_REQUEST"
+            assert len(str(refused.value)) < 1000, "the name is cut"
+        transport = client.pipeline._transport
+        assert isinstance(transport, DirectTransport)
+        assert transport._lookups == {}
+
+
 def test_a_session_waits_for_its_own_writes(site: DoorSite):
     site.add_key("a")
     site.lead()

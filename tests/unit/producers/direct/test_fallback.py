@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from producers.direct.brokers_word import BrokersWord
 from producers.direct.direct_transport import DirectTransport
 from producers.direct.fallback import FallbackConnection
 from producers.requests.core.calls import Call
@@ -50,11 +51,11 @@ def connect(broker: MemoryBroker, site: DoorSite) -> Iterator[Open]:
     """Makes connections; the brokers' topics count as having ``shards`` partitions, and the node tells of one."""
     made: list[FallbackConnection] = []
 
-    def begin(shards: int = 1, address: str = "") -> FallbackConnection:
+    def begin(shards: int = 1, address: str = "", known: list[str] | None = None) -> FallbackConnection:
         kafka = Transport(broker.bootstrap_servers, CLIENT_ID, message_timeout_ms=5_000, connect_timeout_ms=30_000)
         kafka.shards = shards
         nodes = DirectTransport([address or site.address], CLIENT_ID, connect_timeout_ms=None)
-        both = FallbackConnection(kafka, nodes)
+        both = FallbackConnection(kafka, nodes, None if known is None else BrokersWord(lambda _: known))
         made.append(both)
         return both
 
@@ -149,6 +150,31 @@ def test_nodes_that_tell_of_another_number_of_shards_get_nothing(
     assert len(broker.read(OM_REQUESTS, 1, 0, before)) == 1
     assert both.look_up(READ, 0) is None
     assert leader.executed == []
+
+
+def test_nodes_that_the_brokers_do_not_know_get_nothing_though_they_have_as_many_shards(
+    broker: MemoryBroker, site: DoorSite, connect: Open
+) -> None:
+    leader = site.lead()
+    both = connect(known=["127.0.0.1:1"])
+    before = broker.count(OM_REQUESTS, 0)
+    until(both, lambda: both._direct.reaches(0))
+    assert both._direct.shards == both.shards
+    until(both, lambda: both._word is not None and both._word._answered)
+    both.send([call(1)])
+    assert len(broker.read(OM_REQUESTS, 1, 0, before)) == 1
+    assert both.look_up(READ, 0) is None
+    assert leader.executed == []
+
+
+def test_nodes_that_the_brokers_know_get_the_calls(site: DoorSite, connect: Open) -> None:
+    leader = site.lead()
+    both = connect(known=[site.address])
+    until(both, lambda: both._is_direct(0))
+    both.send([call(1)])
+    assert len(received(both, 1)) == 1
+    assert both.look_up(READ, 0) is not None
+    assert [request.body for request in leader.executed] == [CreateVolume(volume="v1")]
 
 
 def test_both_doors_are_opened_anew_and_closed(broker: MemoryBroker, site: DoorSite, connect: Open) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from producers.direct.core.link_talk import LinkFailed, LinkState, LinkTalk
+from producers.direct.core.link_talk import LinkFailed, LinkState, LinkTalk, OtherCluster
+from producers.direct.core.one_cluster import OneCluster
 from producers.direct.core.routes import MAX_NODES, Routes
 from schemas.codecs.codec import encode
 from schemas.door.frames import DoorFrame, DoorKind, door_frame
@@ -76,6 +77,38 @@ def test_the_end_of_an_open_connection_is_told():
     hear(link, SWITCHING + NODE.hello())
     with pytest.raises(LinkFailed, match="closed the connection"):
         hear(link, b"")
+
+
+def greeted(cluster: OneCluster, node: str, named: str) -> LinkTalk:
+    """Return a connection whose node has named its cluster."""
+    link = LinkTalk(f"{node}:1", "c0ffee", None, cluster)
+    link.begin()
+    hear(link, SWITCHING + DoorTalk(DoorRole.NODE, node, named).hello())
+    return link
+
+
+def test_a_node_of_another_cluster_than_the_first_is_refused_before_the_connection_is_open():
+    ours = OneCluster()
+    assert greeted(ours, "om1", "blue").state is LinkState.OPEN
+    link = LinkTalk("om4:1", "c0ffee", None, ours)
+    link.begin()
+    with pytest.raises(OtherCluster) as refused:
+        hear(link, SWITCHING + DoorTalk(DoorRole.NODE, "om4", "red").hello() + door_frame(DoorKind.LEADERS, b""))
+    assert link.state is LinkState.FAILED
+    assert str(refused.value) == (
+        "it is 'om4' of cluster 'red', and this client speaks with cluster 'blue', of which 'om1' at om1:1 is"
+    )
+    assert greeted(ours, "om2", "blue").state is LinkState.OPEN, "the refusal changes nothing"
+    assert ours.name == "blue"
+
+
+def test_a_node_that_names_no_cluster_is_of_any():
+    ours = OneCluster()
+    assert greeted(ours, "om1", "").state is LinkState.OPEN
+    assert greeted(ours, "om2", "red").state is LinkState.OPEN, "the first that names one counts"
+    assert greeted(ours, "om3", "").state is LinkState.OPEN
+    with pytest.raises(OtherCluster):
+        greeted(ours, "om4", "blue")
 
 
 # -- routes ------------------------------------------------------------------------------------------------------------

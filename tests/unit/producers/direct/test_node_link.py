@@ -262,6 +262,14 @@ def test_a_link_that_is_closed_gives_its_socket_back(node: Node) -> None:
     assert link.sock.fileno() == -1
 
 
+def test_a_link_that_is_closed_takes_nothing_to_be_written(node: Node) -> None:
+    link = node.open()
+    link.close()
+    assert not link.write(b"anything")
+    assert not link.is_open
+    assert link.was_open
+
+
 def test_an_address_that_may_not_be_reached_leaves_no_socket() -> None:
     """A broadcast is refused at once."""
     before = len(os.listdir("/proc/self/fd"))
