@@ -10,6 +10,7 @@ Example::
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -48,6 +49,7 @@ class AuditConfig:
     ``master`` of another machine, the name of this one. Under ``spark-submit`` its options replace ``master``,
     ``jars``, ``jars_dir`` and ``driver_memory``. ``metrics_host`` and
     ``metrics_port``: where the running audit serves its metrics; port 0 is any free one, which the health file names.
+    ``driver_memory``: the Java heap, in Java's notation; the settings' ``audit_heap_mib`` is written there.
     ``nice``: the niceness of the running audit's processes, 0 to 19. Where processors are short, requests go first.
     """
 
@@ -157,6 +159,7 @@ class AuditConfig:
 
 MAX_PORT = 65_535
 MAX_NICE = 19
+_MEMORY = re.compile(r"[1-9][0-9]{0,9}[kmgtKMGT]")
 _PATHS = ("work_dir", "checkpoint", "jars_dir", "tls_ca_file", "tls_certificate_file",
           "credentials_file", "key_encryption_file")  # fmt: skip
 _POSITIVE = ("report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_trigger", "reports_per_trigger",
@@ -191,6 +194,9 @@ def config_from(values: Mapping[str, Any]) -> AuditConfig:
     port: Any = config.metrics_port
     if type(port) is not int or not 0 <= port <= MAX_PORT:
         raise ValueError(f"metrics_port must be a port or 0, not {port!r}")
+    memory: Any = config.driver_memory
+    if not isinstance(memory, str) or not _MEMORY.fullmatch(memory):
+        raise ValueError(f"driver_memory must be a number with its unit, as 1g or 1536m, not {memory!r}")
     if type(config.nice) is not int or not 0 <= config.nice <= MAX_NICE:
         raise ValueError(f"nice must be 0 to {MAX_NICE}, not {config.nice!r}")
     return config

@@ -32,6 +32,7 @@ from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
 from stratolog.extras import check_spark
 from stratolog.local.jars import spark_jars
 from stratolog.local.processes import log_tail
+from stratolog.local.spawning import audit_heap
 
 if TYPE_CHECKING:
     from schemas.records.messages import Verdict
@@ -135,6 +136,7 @@ def audit_once(
             "require_blocks": require_blocks,
             "semantics": semantics,
             "cluster": settings.cluster,
+            **audit_heap(settings),
         }
         path = folder / "audit.json"
         path.write_text(json.dumps(config))

@@ -177,6 +177,8 @@ class Settings:
     """Whether the local stack's brokers know who asks: TLS, passwords, certificates, ACLs. Unset: they do not."""
     audit: bool = _setting(values.boolean, default=True)
     """Whether the local stack runs the Spark audit."""
+    audit_heap_mib: int | None = _setting(values.integer(512, 65_536), default=None)
+    """Most MiB of the Java heap of the local stack's audit, and of ``audit --once``; unset = 1,024."""
     ui: bool | None = _setting(values.boolean, default=None)
     """Whether the local stack runs the dashboard. Unset: it does."""
     log_level: str = _setting(values.one_of("DEBUG", "INFO", "WARNING", "ERROR"), default="INFO")

@@ -90,6 +90,11 @@ def audit_tasks(shards: int) -> int:
     return 1 if shards <= ONE_TASK_SHARDS else AUDIT_TASKS
 
 
+def audit_heap(settings: Settings) -> Mapping[str, str]:
+    """Return what an audit's configuration says of its Java heap: nothing if nothing is set."""
+    return {} if settings.audit_heap_mib is None else {"driver_memory": f"{settings.audit_heap_mib}m"}
+
+
 def audit_command(settings: Settings) -> list[str]:
     """Write the Spark audit's configuration, and return its process's command.
 
@@ -107,6 +112,7 @@ def audit_command(settings: Settings) -> list[str]:
         "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
         "cluster": settings.cluster,
         "shuffle_partitions": audit_tasks(settings.shards),
+        **audit_heap(settings),
         "addresses": {
             OM_LOG: {node.name: node.address for node in settings.nodes},
             DN_LOG: {datanode.name: datanode.http_address for datanode in settings.datanodes},

@@ -128,6 +128,14 @@ def test_niceness_has_its_range(nice: Any):
         config_from(LEAST | {"nice": nice})
 
 
+@pytest.mark.parametrize("memory", ["1024", "0g", "1.5g", "-1g", "1gb", "1g -Xss1m", "", 1024, None])
+def test_the_heap_is_a_number_with_its_unit(memory: Any):
+    """Java would take a bare number for bytes, and not start."""
+    assert [config_from(LEAST | {"driver_memory": one}).driver_memory for one in ("1g", "1536m")] == ["1g", "1536m"]
+    with pytest.raises(ValueError, match=f"^driver_memory must be a number with its unit.*, not {memory!r}"):
+        config_from(LEAST | {"driver_memory": memory})
+
+
 def test_a_driver_is_on_the_loopback_unless_executors_are_elsewhere(tmp_path: Path):
     (tmp_path / "a.jar").touch()
     values = LEAST | {"jars_dir": str(tmp_path)}
