@@ -73,8 +73,9 @@ class Failure:
 class IngestSummary:
     """Result of an ingest. ``requests`` are those for volumes, buckets, createKey, commitKey and putKey.
 
-    ``requests_per_second`` is the rate while keys were written. Latencies are those of createKey and commitKey; if
-    bytes were written, those of whole files. ``failures`` and ``skipped`` name the first ones; ``failed_files`` and
+    Rates are those while keys were written, within ``seconds``: of requests, of files that became keys and of bytes
+    that were written; the last is 0 if only metadata was. Latencies are those of createKey and commitKey; if bytes were
+    written, those of whole files. ``failures`` and ``skipped`` name the first ones; ``failed_files`` and
     ``skipped_files`` count all.
     """
 
@@ -83,6 +84,8 @@ class IngestSummary:
     requests: int
     seconds: float
     requests_per_second: float
+    files_per_second: float
+    bytes_per_second: float
     p50_ms: float
     p99_ms: float
     max_ms: float
@@ -119,7 +122,7 @@ def ingest(
     """
     if max_in_flight < 1:
         raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
-    run = _Ingest(client, root, layout or TreeLayout(), progress, max_in_flight, leave_out)
+    run = _Ingest(client, root, layout or TreeLayout(), progress, max_in_flight, leave_out, with_bytes=False)
     return run.through(lambda content, place, size: _KeyWriter(run, content, place, size).begin())
 
 
@@ -141,7 +144,7 @@ def ingest_contents(
     if writers < 1:
         raise ValueError(f"writers must be at least 1, not {writers}")
     # Twice as many files as writers are admitted, so that a writer that ends finds the next file hashed.
-    run = _Ingest(client, root, layout or TreeLayout(), progress, 2 * writers, leave_out)
+    run = _Ingest(client, root, layout or TreeLayout(), progress, 2 * writers, leave_out, with_bytes=True)
     with _pool(writers) as pool:
 
         def begin(content: FileContent, place: tuple[str, str], size: int) -> None:
@@ -180,8 +183,11 @@ class _Ingest:
         progress: Callable[[Progress], None] | None,
         max_in_flight: int,
         leave_out: Collection[str],
+        *,
+        with_bytes: bool,
     ) -> None:
         self.client = client
+        self.with_bytes = with_bytes
         self.leave_out = leave_out
         self.root = root
         self.layout = layout
@@ -305,12 +311,15 @@ class _Ingest:
 
     def summary(self, writing_requests: int, writing_s: float) -> IngestSummary:
         """Return the result; the arguments are of the time while keys were written."""
+        seconds = max(writing_s, 1e-9)
         return IngestSummary(
             keys=self.keys,
             bytes=self.key_bytes,
             requests=self.requests,
             seconds=round(writing_s, 3),
-            requests_per_second=round(writing_requests / max(writing_s, 1e-9), 1),
+            requests_per_second=round(writing_requests / seconds, 1),
+            files_per_second=round(self.keys / seconds, 1),
+            bytes_per_second=round(self.key_bytes / seconds, 1) if self.with_bytes else 0.0,
             p50_ms=round(self.histogram.percentile_ms(50), 3),
             p99_ms=round(self.histogram.percentile_ms(99), 3),
             max_ms=round(self.histogram.max_ms, 3),

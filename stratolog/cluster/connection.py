@@ -1,5 +1,7 @@
 """How commands and their parts reach a cluster: the SDK's client and reads, made from the settings.
 
+Requests go straight to the shards' leaders, and through the brokers where no leader is reached (the direct door).
+
 A command gives up sooner than a program would, because a person waits for it: :data:`PATIENCE_MS` bounds its deadlines.
 That is still long enough for another node to take over a shard.
 """
@@ -36,6 +38,16 @@ def node_urls(settings: Settings) -> list[str]:
     return [url_of(node.address) for node in settings.nodes]
 
 
+def doors(settings: Settings) -> list[str]:
+    """Return the addresses (``host:port``) of the nodes that requests go to; empty: they go through the brokers alone.
+
+    Settings that name brokers and no nodes reach the cluster of those brokers. The default nodes may be another's.
+    """
+    if settings.explicit & {"bootstrap_servers", "node_bootstrap_servers"} and "nodes" not in settings.explicit:
+        return []
+    return [node.address for node in settings.nodes]
+
+
 def stream_options(settings: Settings) -> StreamOptions:
     """Return how bytes are written and read; raises UsageError for settings that do not go together."""
     from producers.blocks.stream_options import StreamOptions
@@ -61,6 +73,7 @@ def client_of(
 ) -> Iterator[Client]:
     """Open a client for at least ``in_flight`` requests at once; an ``operator``'s client has the cluster's secret.
 
+    A request goes to the leader of its shard, through one of :func:`doors`, or through the brokers if none is open.
     Raises UsageError for settings that the client refuses, and for an operator without a secret; Unavailable if no
     broker answers.
     """
@@ -77,6 +90,7 @@ def client_of(
         try:
             client = Client(
                 settings.connection,
+                nodes=doors(settings),
                 caller=settings.caller if credentials is None else None,
                 deadline_ms=deadline_ms,
                 max_in_flight=max(settings.max_in_flight, in_flight),

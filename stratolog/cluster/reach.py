@@ -98,7 +98,7 @@ def check_log(settings: Settings) -> None:
 def check_leaders(settings: Settings) -> None:
     """Raise Unavailable if the local stack has nodes and none of them runs: nobody then executes requests.
 
-    The nodes' addresses are not tried: a write goes through the brokers, so this machine need not reach a node.
+    The nodes' addresses are not tried: where no node is reached a write goes through the brokers.
     """
     if "bootstrap_servers" not in settings.explicit and _are_all_stopped(settings, NODE):
         raise Unavailable(f"no node runs{_why(settings, NODE)}")

@@ -69,6 +69,7 @@ def command(
     """Measure createKey + commitKey on the running stack; the keys stay there. One volume is one shard, and one
     leader's thread.
 
+    Requests go straight to the leaders, and through the brokers where no leader is reached, as those of every command.
     Each key is two requests, each with its own latency. With --json: one object a line. Exit status 1 if a request
     failed.
     """

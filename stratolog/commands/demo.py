@@ -13,7 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -148,7 +148,9 @@ def _fresh_stack(settings: Settings, *, keep: bool, quiet: bool) -> Iterator[tup
 
     stack.down(settings, remove_data=True)
     with progress(quiet) as report:
-        effective = stack.up(settings, detached=keep, report=report)
+        started = stack.up(settings, detached=keep, report=report)
+    # All addresses are those of this stack, whichever of them the user gave.
+    effective = replace(started, explicit=frozenset())
     try:
         yield effective, on_finished
     finally:

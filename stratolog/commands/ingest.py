@@ -38,6 +38,8 @@ WIDE, MIDDLING, NARROW = 110, 76, 60
 A narrower terminal gets no bar.
 """
 
+MIB = 1024 * 1024
+
 MaxInFlight = Annotated[int, typer.Option(min=1, max=100_000, help="Keys that are written at the same time.")]
 
 
@@ -185,6 +187,14 @@ def _time_left_s(step: Step) -> float:
     return step.elapsed_s * (step.files_total - step.files) / max(step.files, 1)
 
 
+def _throughput(summary: IngestSummary) -> str:
+    """Say how fast the keys were written; MiB/s only if bytes were written."""
+    rates = [f"{summary.files_per_second:,.1f} files/s"]
+    if summary.bytes_per_second:
+        rates.append(f"{summary.bytes_per_second / MIB:,.2f} MiB/s")
+    return ", ".join([*rates, f"{summary.requests_per_second:,.0f} requests/s"])
+
+
 def print_summary(summary: IngestSummary) -> None:
     """Print what an ingest did, for people."""
     buckets: dict[str, list[str]] = {}
@@ -195,7 +205,7 @@ def print_summary(summary: IngestSummary) -> None:
         ("bytes of the files", f"{shown_size(summary.bytes)} ({summary.bytes:,})"),
         ("volumes, buckets", f"{len(buckets)}, {len(summary.places)}"),
         ("requests", f"{summary.requests:,} in {summary.seconds:.1f} s"),
-        ("throughput", f"{summary.requests_per_second:,.0f} requests/s"),
+        ("throughput", _throughput(summary)),
         ("latency", f"p50 {summary.p50_ms:.1f} ms, p99 {summary.p99_ms:.1f} ms, max {summary.max_ms:.1f} ms"),
         ("skipped files", f"{summary.skipped_files:,}"),
         ("failed files", f"{summary.failed_files:,}"),

@@ -7,15 +7,17 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from om_processors.namespace import tables
 from producers import AsyncClient, Client, RequestFailed, StreamOptions
 from producers.bulk.key_copy import put_file
-from schemas.column_families import OPEN_KEY_TABLE
+from schemas.column_families import DELETED_TABLE, INLINE_TABLE, OPEN_KEY_TABLE
+from schemas.records.rows import BlockLocation
 from tests.support.local.stack import TestStack
 from tests.support.sdk.small_files import check_written, write_until_reserved
 from tests.support.sdk.written import fresh_bytes
@@ -158,6 +160,47 @@ def open_rows(stack: TestStack) -> int:
         for shard in range(stack.settings.shards)
     ]
     return sum(int(one["rows"]) for one in counted)
+
+
+@pytest.mark.slow
+def test_a_key_moves_from_the_tables_to_datanodes_and_back(stack: TestStack, client: Client) -> None:
+    """Each overwriting leaves nothing of the version before: no row with bytes, no block to be deleted, no file."""
+    found = []
+    for data in (fresh_bytes(1_000), fresh_bytes(5 * MIB), fresh_bytes(2_000)):
+        with client.open("/bytes/bucket/moves", "wb") as file:
+            file.write(data)
+        with client.open("/bytes/bucket/moves", consistency="linearizable") as read:
+            assert read.read() == data
+        found.append(info := client.key_info("bytes", "bucket", "moves", consistency="linearizable").info)
+        assert info.size == len(data)
+        stack.wait_converged()
+        kept = [holders(stack, INLINE_TABLE, tables.inline_key(one.object_id)) for one in found]
+        assert kept == [[]] * (len(found) - 1) + [list(stack.nodes) if info.inline else []]
+        if info.blocks:
+            assert files_of(stack, info.blocks), "the files of the blocks are found as they are looked for below"
+    assert [(info.inline, len(info.blocks)) for info in found] == [(True, 0), (False, 2), (True, 0)]
+    between = found[1]
+    deleted = tables.deleted_key("bytes", "bucket", "moves", between.object_id)
+    stack.wait("the blocks are forgotten", lambda: not holders(stack, DELETED_TABLE, deleted))
+    stack.wait("their files are deleted", lambda: not files_of(stack, between.blocks))
+    with client.open("/bytes/bucket/moves") as read:
+        assert read.read() == data
+
+
+def holders(stack: TestStack, cf: str, row: bytes) -> list[str]:
+    """Return the nodes that hold a row, in whichever shard."""
+
+    def has(node: str, shard: int) -> bool:
+        return stack.get(node, f"/v1/shards/{shard}/row", cf=cf, key=row.hex()).json()["value"] is not None
+
+    return [node for node in stack.nodes if any(has(node, shard) for shard in range(stack.settings.shards))]
+
+
+def files_of(stack: TestStack, blocks: Sequence[BlockLocation]) -> list[Path]:
+    """Return the files of blocks on all datanodes."""
+    files = (stack.settings.data_dir / "datanodes").rglob("*.block")
+    names = {f"{block.container_id}/{block.local_id}.block" for block in blocks}
+    return [path for path in files if f"{path.parent.name}/{path.name}" in names]
 
 
 EXAMPLES = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import OffsetSpec
 from typer.testing import CliRunner
 
 from om_processors.namespace.names import MAX_KEY_NAME_BYTES
@@ -28,6 +31,7 @@ from schemas.records.messages import CommitKey, CreateKey
 from schemas.sharding import shard_of
 from stratolog.cli import build_app, exit_code_of
 from stratolog.cluster import checks
+from stratolog.cluster.connection import client_of
 from stratolog.cluster.verdicts import VerdictReader
 from stratolog.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNAVAILABLE
 from stratolog.local.ports import free_ports
@@ -42,6 +46,8 @@ MANY_KEYS = 1_100
 """More than a page of a listing."""
 
 FILES = {"a.txt": b"a", "lib/b.py": b"bb" * 1000, "lib/deep/er/c d.bin": bytes(3000), "Ünder/score_1": b""}
+SMALL = [name for name, content in FILES.items() if content]
+"""Files whose bytes are inline; one without bytes has nothing to keep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,8 +256,11 @@ def test_ingest_and_what_the_demo_asks(command: Command, tree: Path) -> None:
     assert (done["keys"], done["skipped_files"], done["failed_files"], done["complete"]) == (len(FILES), 1, 0, True)
     assert done["bytes"] == sum(map(len, FILES.values()))
     assert done["requests"] == 2 * len(FILES) + len(done["places"]) + len({volume for volume, _ in done["places"]})
+    assert (done["files_per_second"] > 0, done["bytes_per_second"]) == (True, 0), "no bytes were written"
     for_people = command.ok("ingest", str(tree), "--max-in-flight", "2")
     assert "link: skipped: a symbolic link" in for_people.out
+    assert " files/s, " in for_people.out
+    assert "MiB/s" not in for_people.out
     assert f"{len(FILES)} of {len(FILES)} files" in for_people.err
 
     held = [
@@ -267,6 +276,52 @@ def test_ingest_and_what_the_demo_asks(command: Command, tree: Path) -> None:
         assert check.seen.startswith("2 keys differ: ")
         assert "a.txt is ListedKey(" in check.seen
         assert "lib/b.py is no file of the tree" in check.seen
+
+
+def test_small_files_are_ingested_by_one_request_each(command: Command, tree: Path) -> None:
+    done = command.ok("ingest", str(tree), "--contents", "--bucket", "/vol-small/bucket", "--json").json
+    assert (done["keys"], done["requests"], done["complete"]) == (len(FILES), len(FILES) + 2, True)
+    assert done["files_per_second"] > 0
+    assert done["bytes_per_second"] > 0
+    for name, content in FILES.items():
+        info = command.ok("sh", "key", "info", f"/vol-small/bucket/{name}", "--json").json
+        assert (info["inline"], info["size"], info["blocks"]) == (name in SMALL, len(content), []), info
+    again = command.ok("ingest", str(tree), "--contents", "--bucket", "/vol-small/bucket").out
+    assert re.search(r"throughput +│? *[0-9,.]+ files/s, [0-9,.]+ MiB/s, [0-9,]+ requests/s", again), again
+
+
+def records_of_requests(stack: TestStack) -> int:
+    """Return how many records the brokers have taken for the leaders."""
+    partitions = [TopicPartition("om.requests", shard) for shard in range(STACK["shards"])]
+    asked = stack.kafka.admin.list_offsets({one: OffsetSpec.latest() for one in partitions}, request_timeout=20)
+    return sum(int(end.result(20).offset) for end in asked.values())
+
+
+def test_what_a_command_asks_goes_straight_to_the_leaders(command: Command) -> None:
+    def goes_by_the_brokers() -> bool:
+        before = records_of_requests(command.stack)
+        client.set_volume_property("vol-straight", quota_in_namespace=1000)
+        return records_of_requests(command.stack) > before
+
+    with client_of(command.stack.settings) as client:
+        client.create_volume("vol-straight")
+        assert wait_until(lambda: not goes_by_the_brokers(), 20)
+        assert not any(goes_by_the_brokers() for _ in range(10))
+
+
+@pytest.mark.parametrize("nodes", ["none reached", "not named"])
+def test_without_a_node_a_command_asks_through_the_brokers(command: Command, nodes: str, tmp_path: Path) -> None:
+    own = Command(command.stack)
+    settings = command.stack.settings
+    if nodes == "not named":
+        (tmp_path / "brokers.toml").write_text(f'bootstrap_servers = "{settings.bootstrap_servers}"\n')
+        own.environment["STRATOLOG_CONFIG"] = str(tmp_path / "brokers.toml")
+    else:
+        places = [f"om{n}=127.0.0.1:{port}" for n, port in enumerate(free_ports(3), start=1)]
+        own.environment["STRATOLOG_NODES"] = ",".join(places)
+    before = records_of_requests(command.stack)
+    own.ok("sh", "volume", "create", f"/vol-{nodes.replace(' ', '-')}")
+    assert records_of_requests(command.stack) > before
 
 
 def test_without_an_audit_every_verdict_is_unknown(command: Command) -> None:
@@ -367,7 +422,15 @@ def test_the_demo_with_a_small_tree(demo: Demo, tree: Path) -> None:
     assert found["ok"]
     assert [check["name"] for check in found["checks"] if not check["holds"]] == []
     assert len(set(found["leaders"].values())) == 2
-    assert found["ingest"]["keys"] == len(FILES)
+    done_by_ingest = found["ingest"]
+    places = done_by_ingest["places"]
+    assert done_by_ingest["keys"] == len(FILES)
+    made = len(places) + len({volume for volume, _ in places})
+    assert done_by_ingest["requests"] == len(FILES) + made, "one PutKey for each file"
+    read_back = [check["found"] for check in found["checks"] if "reads back" in check["name"]]
+    assert f"{len(FILES)} keys, {len(SMALL)} of them inline" in read_back[0]
+    assert done_by_ingest["files_per_second"] > 0
+    assert done_by_ingest["bytes_per_second"] > 0
     replicas = found["replicas"]
     assert len(replicas) == 6
     assert len({(replica["shard"], replica["index"], replica["digest"]) for replica in replicas}) == 2

@@ -74,6 +74,8 @@ def test_every_file_becomes_a_key_with_its_size_time_and_checksum(client, cluste
     assert [(skip.relative_path, skip.reason) for skip in summary.skipped] == [("link", "a symbolic link")]
     assert summary.requests == len(cluster.seen)
     assert summary.max_ms >= summary.p99_ms >= summary.p50_ms > 0
+    assert summary.files_per_second > 0
+    assert summary.bytes_per_second == 0, "only metadata was written"
     expected = expected_listing(tree)
     assert len(expected) == 65
     assert differences(expected, listed(cluster)) == []
@@ -354,6 +356,7 @@ def test_what_is_no_file_any_more_after_the_survey_is_skipped_and_counts_as_done
     write = ingest_contents if with_bytes else ingest
     summary = write(world_or_client(with_bytes), root, layout=Changing(root / "b"), progress=told.append)
     assert (summary.keys, summary.bytes, summary.skipped_files, summary.failed_files) == (2, 301, 1, 0)
+    assert (summary.bytes_per_second > 0) is with_bytes
     assert [(skip.relative_path, skip.reason) for skip in summary.skipped] == [("b", "no longer a regular file")]
     last = told[-1]
     assert (last.files, last.files_total, last.bytes) == (3, 3, 301)

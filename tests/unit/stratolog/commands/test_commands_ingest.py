@@ -31,11 +31,19 @@ def test_the_bar_leaves_room_for_its_words(width: int) -> None:
     assert ("requests/s" in shown[-1]) == (width >= 110)
 
 
-def summary(places: list[tuple[str, str]]) -> IngestSummary:
+def summary(places: list[tuple[str, str]], *, bytes_per_second: float = 0.0) -> IngestSummary:
     return IngestSummary(
-        keys=1, bytes=1, requests=4, seconds=1.0, requests_per_second=4.0, p50_ms=1.0, p99_ms=1.0, max_ms=1.0, places=places,
-        failed_files=0, failures=[], skipped_files=0, skipped=[],
+        keys=1, bytes=1, requests=4, seconds=1.0, requests_per_second=4.0, files_per_second=1234.5,
+        bytes_per_second=bytes_per_second, p50_ms=1.0, p99_ms=1.0, max_ms=1.0, places=places, failed_files=0, failures=[],
+        skipped_files=0, skipped=[],
     )  # fmt: skip
+
+
+def test_the_text_tells_the_rates(capsys: pytest.CaptureFixture[str]) -> None:
+    print_summary(summary([], bytes_per_second=2.5 * 1024 * 1024))
+    assert "1,234.5 files/s, 2.50 MiB/s, 4 requests/s" in capsys.readouterr().out
+    print_summary(summary([]))
+    assert "1,234.5 files/s, 4 requests/s" in capsys.readouterr().out, "metadata alone has no bytes to tell of"
 
 
 def test_the_text_names_the_places(capsys: pytest.CaptureFixture[str]) -> None:
