@@ -10,11 +10,12 @@ once, behind a word on who leads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
+from om_processors.doors.core.room import DoorRoom
 from om_processors.doors.door_connection import DoorConnection
 from om_processors.doors.door_lookups import DoorLookups, Told, refused
 from om_processors.execution.service import refusal_response
@@ -31,7 +32,8 @@ from schemas.records.messages import Request
 from schemas.result_codes import INVALID_REQUEST, NOT_LEADER, OVERLOADED
 
 MAX_DOOR_CONNECTIONS = 1000
-"""Most direct connections of a node; more are answered with 503."""
+"""Most direct connections of a node. For a further one the connection makes room that has rested longest, if it has
+rested for REST_S (``core/room``); else the new one is answered with 503."""
 MAX_HELD_BYTES = 256 * 1024 * 1024
 """Most bytes that a node holds for all direct connections together; the one with the most is ended to make room."""
 CROWDED_BYTES = MAX_HELD_BYTES // 2
@@ -61,6 +63,9 @@ class DirectDoor:
         self._intakes: dict[int, RequestIntake] = {}
         """The intakes of the shards that this node leads."""
         self._connections: set[DoorConnection] = set()
+        self._room = DoorRoom[DoorConnection]()
+        self._leaving: set[DoorConnection] = set()
+        """Connections that have made room for others, until they are closed."""
         self._held: dict[DoorConnection, int] = {}
         """What each connection was last heard to hold."""
         self._held_bytes = 0
@@ -101,18 +106,19 @@ class DirectDoor:
             answer = web.json_response({"error": INVALID_REQUEST, "message": text}, status=426)
             answer.headers["Upgrade"] = UPGRADE
             return answer
-        if len(self._connections) >= MAX_DOOR_CONNECTIONS:
-            text = f"{MAX_DOOR_CONNECTIONS} direct connections are open at {self.node}, and no more are taken"
-            return web.json_response({"error": OVERLOADED, "message": text}, status=503)
         transport = request.transport
         if transport is None:
             return web.Response()
         self._loop = loop = asyncio.get_running_loop()
+        if not self._has_place(loop.time()):
+            text = f"{MAX_DOOR_CONNECTIONS} direct connections are open at {self.node}, and no more are taken"
+            return web.json_response({"error": OVERLOADED, "message": text}, status=503)
         ended: asyncio.Future[None] = loop.create_future()
         served = request.protocol
 
         def lost(connection: DoorConnection) -> None:
             self._connections.discard(connection)
+            self._leaving.discard(connection)
             self._held_bytes -= self._held.pop(connection, 0)
             served.connection_lost(None)
             if not ended.done():
@@ -127,6 +133,22 @@ class DirectDoor:
         connection.connection_made(transport)
         await ended
         return web.Response()  # aiohttp finds that its client has gone, and sends nothing
+
+    def _has_place(self, now_s: float) -> bool:
+        """Whether a new connection is taken; another one makes room for it if all places are."""
+        if len(self._connections) - len(self._leaving) < MAX_DOOR_CONNECTIONS:
+            return True
+        if (rested := self._room.who_goes(self._resting(), now_s)) is None:
+            return False
+        self._leaving.add(rested)
+        what = f"{MAX_DOOR_CONNECTIONS} direct connections are open at {self.node}"
+        rested.make_room(f"{what}; this one has rested longest, and makes room for another one")
+        return True
+
+    def _resting(self) -> Iterator[tuple[DoorConnection, float]]:
+        for connection in self._connections:
+            if (since_s := connection.rests_since_s) is not None:
+                yield connection, since_s
 
     def _look_regularly(self) -> None:
         if self._looking is None and self._loop is not None:

@@ -86,6 +86,10 @@ class DoorConnection(asyncio.Protocol):
         self._reads_on = True
         self._since_s = loop.time()
         """When the connection began, or the frame that is not whole."""
+        self._stirred_s = self._since_s
+        """When the connection was last at work, as far as was seen."""
+        self._unread_bytes = 0
+        """What the peer had not read when that was last looked at."""
         self._gathered: list[bytes] = []
         """Frames that leave together, in the same turn of the event loop: each write is a call of the kernel."""
         self._gathered_bytes = 0
@@ -124,6 +128,7 @@ class DoorConnection(asyncio.Protocol):
             self._since_s = 0.0
         elif not self._since_s:
             self._since_s = self._loop.time()
+        self._stirred_s = self._loop.time()
         self._tell_held()
         self._keep_pace()
 
@@ -205,6 +210,7 @@ class DoorConnection(asyncio.Protocol):
         self._keep_pace()
 
     def _count_down(self, number: int) -> None:
+        self._stirred_s = self._loop.time()
         if self._unanswered > number:
             self._unanswered_bytes -= self._unanswered_bytes * number // self._unanswered
             self._unanswered -= number
@@ -244,7 +250,7 @@ class DoorConnection(asyncio.Protocol):
         self.close()
 
     def make_room(self, message: str) -> None:
-        """End the connection: it makes the node hold too much. What its peer does not read is given up."""
+        """End the connection for the sake of others, who need room. What its peer does not read is given up."""
         self._end(message, OVERLOADED)
         if self._transport is not None and self._transport.get_write_buffer_size() > CROWDED_UNANSWERED_BYTES:
             self._transport.abort()
@@ -252,8 +258,24 @@ class DoorConnection(asyncio.Protocol):
     @property
     def held_bytes(self) -> int:
         """How many bytes the node holds for the peer: half a frame, what is unanswered, what the peer does not read."""
-        unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        return len(self._frames) + self._unanswered_bytes + self._gathered_bytes + unsent
+        return len(self._frames) + self._unanswered_bytes + self._gathered_bytes + self._unsent_bytes
+
+    @property
+    def _unsent_bytes(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    @property
+    def _is_at_work(self) -> bool:
+        """Whether the node owes an answer, or the peer the rest of a frame."""
+        return bool(self._unanswered or self._since_s)
+
+    @property
+    def rests_since_s(self) -> float | None:
+        """Since when nothing happens here; None if the connection is at work, or ends.
+
+        Answers that the peer does not read are no work: else whoever reads nothing would keep its place.
+        """
+        return None if self._is_at_work or self.is_gone else self._stirred_s
 
     @property
     def is_gone(self) -> bool:
@@ -273,6 +295,10 @@ class DoorConnection(asyncio.Protocol):
 
     def look(self, now_s: float) -> None:
         """End the connection if its client keeps the node waiting; called about once a second."""
+        unread = self._unsent_bytes
+        if self._is_at_work or unread != self._unread_bytes:
+            self._stirred_s = now_s
+        self._unread_bytes = unread
         if self._is_unread(now_s) and self._transport is not None:
             self._transport.abort()
             return

@@ -325,6 +325,37 @@ def test_a_connection_at_rest_is_left_alone(case: Case):
     assert not case.wire.ended
 
 
+def test_a_connection_rests_while_nobody_owes_anything(case: Case):
+    connection, host = case.connection, case.host
+    assert connection.rests_since_s is None, "it has not said HELLO"
+    connection.data_received(HELLO)
+    assert connection.rests_since_s == host.now_s
+    host.now_s += 5
+    frame = door_frame(DoorKind.REQUESTS, b"one")
+    connection.data_received(frame[:-1])
+    assert connection.rests_since_s is None, "a frame is under way"
+    connection.data_received(frame[-1:])
+    host.now_s += 5
+    assert connection.rests_since_s is None, "it waits for an answer"
+    connection.answer(0, [b"an answer"])
+    assert connection.rests_since_s == host.now_s
+    connection.close()
+    assert connection.rests_since_s is None
+
+
+def test_who_does_not_read_its_answers_rests_and_who_reads_slowly_does_not(case: Case):
+    connection, host = case.connection, case.host
+    connection.data_received(HELLO)
+    begun_s = host.now_s
+    for unsent in (900, 800, 700):
+        host.now_s += 1
+        case.wire.unsent = unsent
+        connection.look(host.now_s)
+        assert connection.rests_since_s == host.now_s
+    connection.look(host.now_s + 20)
+    assert connection.rests_since_s == host.now_s == begun_s + 3
+
+
 def test_a_frame_that_waits_because_the_node_does_not_read_is_no_fault_of_the_peer(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ):
