@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from datanode_processors.blocks.block_store import BlockStore
-from datanode_processors.blocks.disk.fsync import CLOSE, FSYNC_POLICIES, NEVER, PACKET
+from datanode_processors.blocks.fsync import CLOSE, FSYNC_POLICIES, NEVER, PACKET
 from schemas.records.packets import CELL_BYTES
 
 MIB = 1024 * 1024

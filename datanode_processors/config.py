@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from datanode_processors.blocks.disk.fsync import CLOSE, FSYNC_POLICIES
+from datanode_processors.blocks.fsync import CLOSE, FSYNC_POLICIES
 from replicated_db.core.applying.rolling_pass import DEFAULT_SCRUB_WITHIN_MS
 from replicated_db.core.bootstrap.peer_choice import DEFAULT_BOOTSTRAP_RECORDS
 from replicated_db.core.trimming.trim_rule import DEFAULT_TRIM_LOG_AFTER_MS

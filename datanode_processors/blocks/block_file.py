@@ -11,9 +11,9 @@ import os
 from datanode_processors.blocks.block_state import CLEAN, BlockState
 from datanode_processors.blocks.containers import Container
 from datanode_processors.blocks.core.checksums import CellChecksums
-from datanode_processors.blocks.disk.file_bytes import Packets, block_error, write_fully
-from datanode_processors.blocks.disk.fsync import CLOSE, NEVER, WRITEBACK_BYTES, begin_writeback
-from datanode_processors.blocks.disk.space import DiskSpace
+from datanode_processors.blocks.file_bytes import Packets, block_error, write_fully
+from datanode_processors.blocks.fsync import CLOSE, NEVER, WRITEBACK_BYTES, begin_writeback
+from datanode_processors.blocks.space import DiskSpace
 from datanode_processors.errors import BlockError
 from schemas.stream_errors import BLOCK_DELETED, CONTAINER_CLOSED, FAILED
 

@@ -26,8 +26,8 @@ from crc32c import crc32c
 
 from datanode_processors.blocks.containers import Container, Containers
 from datanode_processors.blocks.core.checksums import CHECKSUM_BYTES, CellChecksums, cell_range
-from datanode_processors.blocks.disk.file_bytes import block_error, read_fully
-from datanode_processors.blocks.disk.fsync import FsyncCount
+from datanode_processors.blocks.file_bytes import block_error, read_fully
+from datanode_processors.blocks.fsync import FsyncCount
 from datanode_processors.errors import BlockError
 from schemas.records.packets import CELL_BYTES
 from schemas.stream_errors import NO_SUCH_BLOCK

@@ -33,8 +33,8 @@ from datanode_processors.blocks.block_writer import BlockFileWriter
 from datanode_processors.blocks.cell_reader import MAX_READERS, CellReader
 from datanode_processors.blocks.container_store import ContainerStore
 from datanode_processors.blocks.core.checksums import CHECKSUM_BYTES, check_cell_bytes
-from datanode_processors.blocks.disk.file_bytes import block_error
-from datanode_processors.blocks.disk.fsync import CLOSE, FSYNC_POLICIES
+from datanode_processors.blocks.file_bytes import block_error
+from datanode_processors.blocks.fsync import CLOSE, FSYNC_POLICIES
 from datanode_processors.errors import BlockError
 from schemas.stream_errors import (
     BLOCK_DELETED,

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from typing import Self
 
 from datanode_processors.blocks.block_file import BlockFile
-from datanode_processors.blocks.disk.file_bytes import Buffer, Packets, read_fully
-from datanode_processors.blocks.disk.fsync import PACKET
-from datanode_processors.blocks.disk.space import DiskSpace
+from datanode_processors.blocks.file_bytes import Buffer, Packets, read_fully
+from datanode_processors.blocks.fsync import PACKET
+from datanode_processors.blocks.space import DiskSpace
 from datanode_processors.errors import BlockError
 from schemas.stream_errors import CHECKSUM_MISMATCH, CONTAINER_CLOSED, OUT_OF_ORDER, STOPPING
 

@@ -4,23 +4,28 @@ The rules:
 
 1. Each block has its own writer (``block_writer``), so what protects a block from other streams protects it here. What
    fails for one block fails for no other.
-2. The files are fsynced at the same time (``disk/parallel_fsync``): the kernel stores files whose fsyncs overlap with
-   one commit of its journal. Then each directory is fsynced once.
+2. The files are fsynced at the same time, one by the exchange's own thread and the others by FSYNC_THREADS threads that
+   all exchanges of the store share: the kernel stores files whose fsyncs overlap with one commit of its journal. Then
+   each directory is fsynced once.
 3. A block counts as stored as under ``BlockFile.flush``: when its own fsync and its directory's have ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from typing import TypeAlias
 
 from datanode_processors.blocks.block_file import BlockFile
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.blocks.block_writer import BlockFileWriter
-from datanode_processors.blocks.disk.fsync import NEVER
-from datanode_processors.blocks.disk.parallel_fsync import ParallelFsync
+from datanode_processors.blocks.fsync import NEVER
 from datanode_processors.errors import BlockError
+
+FSYNC_THREADS = 16
+"""Files of one store that are fsynced at once, beside one by the thread of each exchange."""
+
 
 BlockCells: TypeAlias = tuple[int, int, Sequence[tuple[memoryview, int]]]
 """A whole block: container id, local id, and its cells, each with its CRC32C, which the caller has verified."""
@@ -31,7 +36,7 @@ class BlocksTogether:
 
     def __init__(self, blocks: BlockStore) -> None:
         self._blocks = blocks
-        self._fsync = ParallelFsync()
+        self._threads = ThreadPoolExecutor(FSYNC_THREADS, thread_name_prefix="fsync")
 
     def write(
         self, blocks: Sequence[BlockCells], bytes_per_checksum: int, alive: Callable[[], bool]
@@ -75,8 +80,7 @@ class BlocksTogether:
             self._store([one for one in due if one[3] is not None], outcomes)
 
     def _store(self, due: Sequence[tuple[int, BlockFile, int, int | None]], outcomes: list[BlockError | None]) -> None:
-        failures = self._fsync.files([descriptor for _, _, descriptor, _ in due])
-        self._blocks.fsyncs.count_files(failures.count(None))
+        failures = self._fsync_all([descriptor for _, _, descriptor, _ in due])
         containers: dict[int, OSError | None] = {}
         for (number, block, descriptor, target), failure in zip(due, failures, strict=True):
             error = failure
@@ -90,6 +94,19 @@ class BlocksTogether:
             elif target is not None:
                 block.flushed(target)
 
+    def _fsync_all(self, descriptors: Sequence[int]) -> list[OSError | None]:
+        """Fsync files at the same time; return what went wrong with each, None if nothing."""
+        others = [self._threads.submit(self._fsync, descriptor) for descriptor in descriptors[1:]]
+        own = [self._fsync(descriptor) for descriptor in descriptors[:1]]
+        return [*own, *(other.result() for other in others)]
+
+    def _fsync(self, descriptor: int) -> OSError | None:
+        try:
+            self._blocks.fsyncs.file(descriptor)
+        except OSError as error:
+            return error
+        return None
+
     def _link(self, block: BlockFile) -> OSError | None:
         try:
             self._blocks.fsyncs.directory(block.path.parent)
@@ -99,5 +116,6 @@ class BlocksTogether:
         return None
 
     def close(self) -> None:
-        """Let what fsyncs end."""
-        self._fsync.close()
+        """Let the threads end."""
+        with suppress(RuntimeError):
+            self._threads.shutdown(wait=False)

@@ -10,7 +10,7 @@ from threading import Lock
 from crc32c import crc32c
 
 from datanode_processors.blocks.block_file import BlockFile
-from datanode_processors.blocks.disk.file_bytes import block_error
+from datanode_processors.blocks.file_bytes import block_error
 from datanode_processors.errors import BlockError
 from schemas.stream_errors import FAILED, OVERLOADED
 

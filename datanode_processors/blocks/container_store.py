@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from datanode_processors.blocks.containers import CONTAINERS, Containers, ContainerUsage
-from datanode_processors.blocks.disk.file_bytes import block_error
-from datanode_processors.blocks.disk.fsync import FsyncCount
-from datanode_processors.blocks.disk.space import DiskSpace
+from datanode_processors.blocks.file_bytes import block_error
+from datanode_processors.blocks.fsync import FsyncCount
+from datanode_processors.blocks.space import DiskSpace
 
 
 class ContainerStore:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
-from datanode_processors.blocks.disk.fsync import FsyncCount
+from datanode_processors.blocks.fsync import FsyncCount
 from schemas.records.record import record
 
 CONTAINERS = "containers"

@@ -29,7 +29,7 @@ from crc32c import crc32c
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.blocks.containers import CLOSED_MARK, NEW_ROWS_FILE, ROWS_FILE, block_name
 from datanode_processors.blocks.core.checksums import CellChecksums, check_cell_bytes, check_list
-from datanode_processors.blocks.disk.file_bytes import Buffer, block_error, write_fully
+from datanode_processors.blocks.file_bytes import Buffer, block_error, write_fully
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.request_checks import MAX_BLOCK_BYTES, check_block
 from schemas.codecs.block_rows import block_key, block_of_key, decode_block_row

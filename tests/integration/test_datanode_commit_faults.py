@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from datanode_processors.blocks.disk.space import GRANT_BYTES
+from datanode_processors.blocks.space import GRANT_BYTES
 from producers.files.key_files import KeyOutput
 from schemas import stream_errors as codes
 from schemas.records.datanode import BlockCommitted, BlockId, CloseContainer, DeleteBlocks

@@ -23,7 +23,7 @@ from crc32c import crc32c
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.blocks.blocks_together import BlocksTogether
 from datanode_processors.blocks.containers import CONTAINERS, block_name
-from datanode_processors.blocks.disk.fsync import NEVER
+from datanode_processors.blocks.fsync import NEVER
 from datanode_processors.errors import BlockError
 from datanode_processors.tokens.guard import BlockTokenGuard
 from datanode_processors.wire.core.limits import WireLimits

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from datanode_processors.blocks.disk.fsync import CLOSE, FSYNC_POLICIES
+from datanode_processors.blocks.fsync import CLOSE, FSYNC_POLICIES
 from datanode_processors.config import LOG_LEVELS, MIN_WATCHDOG_MS, DatanodeConfig
 
 

@@ -15,7 +15,7 @@ from crc32c import crc32c
 from datanode_processors.blocks.block_file import BlockFile
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.blocks.containers import block_name
-from datanode_processors.blocks.disk.space import DiskSpace
+from datanode_processors.blocks.space import DiskSpace
 from datanode_processors.errors import BlockError
 from schemas import stream_errors as codes
 from tests.support.datanodes.checksums import checksums_of

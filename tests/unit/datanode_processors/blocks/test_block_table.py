@@ -10,7 +10,7 @@ from datanode_processors.blocks import block_table as module
 from datanode_processors.blocks.block_file import BlockFile
 from datanode_processors.blocks.block_table import BlockTable, Key
 from datanode_processors.blocks.containers import Containers
-from datanode_processors.blocks.disk.fsync import CLOSE, FsyncCount
+from datanode_processors.blocks.fsync import CLOSE, FsyncCount
 from datanode_processors.errors import BlockError
 from schemas.stream_errors import INVALID_REQUEST
 

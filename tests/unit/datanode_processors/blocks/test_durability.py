@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +20,7 @@ from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.blocks.block_writer import STALE_WRITER_S
 from datanode_processors.blocks.blocks_together import BlocksTogether
 from datanode_processors.blocks.cell_reader import READ_BYTES
-from datanode_processors.blocks.disk.fsync import CLOSE, NEVER, PACKET
-from datanode_processors.blocks.disk.parallel_fsync import ParallelFsync
+from datanode_processors.blocks.fsync import CLOSE, NEVER, PACKET
 from datanode_processors.errors import BlockError
 from datanode_processors.layout import VERSION_FILE, Layout, LayoutRefused, open_folder, read_layout, write_layout
 from datanode_processors.repair.copy_sources import CopySources
@@ -133,22 +133,22 @@ def test_files_of_blocks_that_come_together_are_stored_at_the_same_time(
 ) -> None:
     store = BlockStore(tmp_path)
     together = BlocksTogether(store)
-    asked: list[list[str]] = []
+    met = threading.Barrier(3)
+    threads: list[threading.Thread] = []
 
-    def files(_: ParallelFsync, descriptors: Sequence[int]) -> list[OSError | None]:
-        asked.append([Path(os.readlink(f"/proc/self/fd/{descriptor}")).name for descriptor in descriptors])
-        return [None, OSError(errno.EIO, "Input/output error"), None][: len(descriptors)]
+    def meet(_: int) -> None:
+        threads.append(threading.current_thread())
+        met.wait(30)
 
-    monkeypatch.setattr(ParallelFsync, "files", files)
+    monkeypatch.setattr(store.fsyncs, "file", meet)
     cells = [(memoryview(b"data"), crc32c(b"data"))]
-    before = store.fsyncs.files
-    first, second, third = together.write([(CONTAINER, local_id, cells) for local_id in (1, 2, 3)], CELL, lambda: True)
-    assert (first, third) == (None, None)
-    assert second is not None
-    assert second.code == codes.FAILED
-    assert asked == [["1.block", "2.block", "3.block"]]
-    assert store.fsyncs.files - before == 2, "what failed does not count"
-    assert [store.written_length(CONTAINER, local_id) for local_id in (1, 2, 3)] == [4, 0, 4]
+    outcomes = together.write([(CONTAINER, local_id, cells) for local_id in (1, 2, 3)], CELL, lambda: True)
+    assert outcomes == [None] * 3
+    assert threads.count(threading.current_thread()) == 1, "the exchange's own thread does its part"
+    threads.clear()
+    monkeypatch.setattr(store.fsyncs, "file", lambda _: threads.append(threading.current_thread()))
+    assert together.write([(CONTAINER, 4, cells)], CELL, lambda: True) == [None]
+    assert threads == [threading.current_thread()], "one alone waits for no other thread"
     together.close()
 
 

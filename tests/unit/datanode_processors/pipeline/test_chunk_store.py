@@ -6,7 +6,7 @@ from itertools import permutations
 import pytest
 
 from datanode_processors.blocks.block_store import BlockStore
-from datanode_processors.blocks.disk.fsync import NEVER
+from datanode_processors.blocks.fsync import NEVER
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline import chunk_store
 from datanode_processors.pipeline.chunk_store import ChunkReader, ChunkStore

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from datanode_processors.blocks.disk.fsync import CLOSE
+from datanode_processors.blocks.fsync import CLOSE
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.peer import Peer

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from datanode_processors.blocks.disk.fsync import CLOSE
-from datanode_processors.blocks.disk.parallel_fsync import ParallelFsync
+from datanode_processors.blocks.fsync import CLOSE
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.core.small_blocks import STORED, check_opening, child_error, joined, small_blocks
@@ -157,16 +156,16 @@ def test_a_full_disk_of_one_member_is_that_blocks_outcome(
 def test_after_an_fsync_that_failed_the_block_is_not_stored(
     nodes: list[Datanode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sync = ParallelFsync.files
-    here = nodes[1].store.container_folder(CONTAINER)
+    failing = {"left": 1}
+    sync = nodes[1].store.fsyncs.file
 
-    def files(fsync: ParallelFsync, descriptors: Sequence[int]) -> list[OSError | None]:
-        outcomes = sync(fsync, descriptors)
-        if Path(os.readlink(f"/proc/self/fd/{descriptors[0]}")).is_relative_to(here):
-            outcomes[0] = OSError(5, "Input/output error")
-        return outcomes
+    def file(descriptor: int) -> None:
+        if failing["left"]:
+            failing["left"] -= 1
+            raise OSError(5, "Input/output error")
+        sync(descriptor)
 
-    monkeypatch.setattr(ParallelFsync, "files", files)
+    monkeypatch.setattr(nodes[1].store.fsyncs, "file", file)
     written = ask(nodes[0], blocks_together(chain(nodes), [(1, b"a"), (2, b"b")]))
     assert sorted(outcome.code for outcome in written.outcomes) == ["", codes.FAILED]
     assert len(nodes[0].pipelines.committed) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from datanode_processors.blocks import block_file
 from datanode_processors.blocks.block_store import BlockStore
-from datanode_processors.blocks.disk.fsync import CLOSE, NEVER, PACKET, FsyncCount, begin_writeback
+from datanode_processors.blocks.fsync import CLOSE, NEVER, PACKET, FsyncCount, begin_writeback
 from datanode_processors.errors import BlockError
 
 CELL = 4096

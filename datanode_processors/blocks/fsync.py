@@ -51,12 +51,8 @@ class FsyncCount:
     def file(self, descriptor: int) -> None:
         """Have the kernel store a file's bytes and length."""
         os.fdatasync(descriptor)
-        self.count_files(1)
-
-    def count_files(self, count: int) -> None:
-        """Count files that the kernel has stored."""
         with self._lock:
-            self.files += count
+            self.files += 1
 
     def directory(self, path: Path) -> None:
         """Have the kernel store a directory's entries."""

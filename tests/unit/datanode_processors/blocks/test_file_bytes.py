@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from datanode_processors.blocks.disk.file_bytes import MAX_VECTORS, block_error, read_fully, write_fully
+from datanode_processors.blocks.file_bytes import MAX_VECTORS, block_error, read_fully, write_fully
 from schemas.stream_errors import DISK_FULL, FAILED
 
 BUFFERS = [bytes([65 + number % 26]) * (number % 5) for number in range(2 * MAX_VECTORS + 3)]

@@ -1,1 +1,0 @@
-"""The disk below the blocks: bytes of files, room, and when the kernel stores what was written (``fsync``)."""
