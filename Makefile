@@ -31,10 +31,11 @@ ROUNDS ?= 10
 # Variables of `make simulate`: how many seeds, from which on.
 SEEDS ?= 10000
 START ?= 1
-# Variables of `make chaos`: which faults (names of `python -m tests.chaos.run --list`), and how often each.
+# Variables of `make chaos`: which faults (names of `python -m tests.chaos.run --list`), how often each, and by which doors three clients write.
 FAULT ?= leader-kill leader-pause broker-kill follower-kill client-kill all-brokers node-partition broker-partition \
 	full-disk log-corruption sst-bit-flip wal-truncation mixed
 TIMES ?= 10
+DOORS ?= kafka,direct,both
 # Variables of `make mutants`: packages, folders or modules, how many mutants of each (0: all); SEED. BY_LINE=1 tries each on the tests of its line.
 PACKAGE ?= replicated_db om_processors producers datanode_processors spark_streaming
 SAMPLE ?= 25
@@ -116,8 +117,8 @@ simulate: install ## whole clusters under faults in one process, SEEDS seeds fro
 linearizability: install ## HISTORIES histories of a real stack under faults, checked (needs Go; SEED)
 	$(BIN)/python -m tests.linearizability.campaign --histories $(HISTORIES) --seed $(SEED)
 
-chaos: install ## faults on a real stack by count, everything compared at the end (FAULT, TIMES): one JSON line a fault
-	$(foreach fault,$(FAULT),$(BIN)/python -m tests.chaos.run --fault $(fault) --times $(TIMES) &&) true
+chaos: install ## faults on a real stack by count, everything compared at the end (FAULT, TIMES, DOORS): one JSON line a fault
+	$(foreach fault,$(FAULT),$(BIN)/python -m tests.chaos.run --fault $(fault) --times $(TIMES) --doors $(DOORS) &&) true
 
 mutants: install ## do the fast tests notice? SAMPLE mutants of each PACKAGE; survivors are written to survivors.diff (SEED, BY_LINE)
 	$(BIN)/python -m pip install --quiet $(LOCKED) --editable '.[mutation]'

@@ -3,6 +3,7 @@
     python -m tests.chaos.run --fault leader-kill --times 100 [--brokers 3] [--acknowledged 1000000] [--seed 1] …
     python -m tests.chaos.run --list
 
+Three client processes write, by default one by each door: through the brokers (``kafka``), straight to the leader (``direct``), and ``both``.
 Prints what happens on standard error and at the end one JSON line on standard output: ``fault, times, acknowledged, unknown, lost,
 duplicated, divergent, longest_gap_ms, seconds, command`` (``tests.chaos.judge`` says what each is). Exit status 1 if anything
 that must hold does not; then the folder with journals and logs is kept and named. Control-C ends a campaign after its round: what was
@@ -88,11 +89,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--brokers", type=int, choices=(1, 3), help="default: what the fault needs")
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--session-timeout-ms", type=int, default=2_000)
-    parser.add_argument("--clients", type=int, help="client processes")
+    parser.add_argument("--clients", type=int, help="client processes; by default one by each door")
     parser.add_argument("--in-flight", type=int, help="chains of requests in each")
     parser.add_argument(
-        "--doors", type=_doors, help=f"the client processes' ways to the leader, in turn: some of {', '.join(DOORS)}"
-    )
+        "--doors", type=_doors,
+        help=f"the client processes' ways to the leader, in turn: some of {', '.join(DOORS)}; by default all",
+    )  # fmt: skip
     parser.add_argument("--rate", type=float, help="keys a second in each; 0 = as fast as they are answered")
     parser.add_argument("--seed", type=int, default=1)
     return parser

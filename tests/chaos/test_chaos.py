@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(90
 ONE_BROKER = ("client-kill", "wal-truncation", "sst-bit-flip", "all-brokers", "full-disk")
 QUICK = ("client-kill",)
 THREE_BROKERS = ("broker-kill", "node-partition", "broker-partition", "log-corruption")
-LOAD = Load(rate=15.0)
-"""A quarter of a campaign's: it shares the processors with other tests."""
+LOAD = Load(rate=10.0)
+"""A sixth of a campaign's, by all three doors: it shares the processors with other tests."""
 SETTINGS = (("scrub_interval_ms", SCRUB_INTERVAL_MS),)
 
 

@@ -96,6 +96,7 @@ class Tally:
     operations: int = 0
     reads: int = 0
     by_door: int = 0
+    by_pages: int = 0
     puts: int = 0
     unknown: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)
@@ -115,6 +116,8 @@ class Campaign:
         self._seed = seed
         self._by_door = 0
         """Reads of the last history that took the direct door."""
+        self._by_pages = 0
+        """Listings among them that were answered in more pages than one."""
 
     def run(self, histories: int) -> Iterator[tuple[str, Verdict]]:
         """Record and check so many histories, faults in turn; yield (fault, verdict) of each."""
@@ -131,6 +134,7 @@ class Campaign:
             tally.operations += verdict.operations
             tally.reads += sum(bool(one.node) for one in history.operations)
             tally.by_door += self._by_door
+            tally.by_pages += self._by_pages
             tally.puts += sum(one.op == "put_key" and one.code == "OK" for one in history.operations)
             tally.unknown += verdict.unknown_outcomes
             tally.verdicts[verdict.verdict] += 1
@@ -158,6 +162,7 @@ class Campaign:
                 reader.read_all()
             reader.close()
         self._by_door = sum(reader.by_door for reader in readers)
+        self._by_pages = sum(reader.by_pages for reader in readers)
         return history
 
     def begin(self) -> tuple[History, list[str]]:
@@ -205,11 +210,12 @@ class Campaign:
     def table(self) -> str:
         """Return what was seen, a line for each fault."""
         rows = [
-            f"{'fault':26} {'histories':>9} {'operations':>10} {'reads':>8} {'by door':>8} {'put_key':>8} {'unknown':>8}  verdicts"
+            f"{'fault':26} {'histories':>9} {'operations':>10} {'reads':>8} {'by door':>8} {'by pages':>8} {'put_key':>8} {'unknown':>8}  verdicts"
         ]
         rows += [
-            f"{fault:26} {tally.histories:>9} {tally.operations:>10} {tally.reads:>8} {tally.by_door:>8} {tally.puts:>8} "
-            f"{tally.unknown:>8}  " + ", ".join(f"{number} {verdict}" for verdict, number in tally.verdicts.items())
+            f"{fault:26} {tally.histories:>9} {tally.operations:>10} {tally.reads:>8} {tally.by_door:>8} "
+            f"{tally.by_pages:>8} {tally.puts:>8} {tally.unknown:>8}  "
+            + ", ".join(f"{number} {verdict}" for verdict, number in tally.verdicts.items())
             for fault, tally in self.tallies.items()
         ]
         return "\n".join(rows)

@@ -2,8 +2,8 @@
 
 Writers use the SDK, each a client of its own; one has a short deadline, so that outcomes become unknown. Readers ask one node each, over
 HTTP or by its direct door in turn, at a consistency of choice, so that every replica is read all the time. A read that is refused (503),
-or not answered, says nothing and is left out. A key's size is unique in its history: it tells one commit from another. The bytes of an
-inline key say that size again and again; readers tell what they say.
+or not answered, says nothing and is left out. A listing by the direct door has pages, as a client's has. A key's size is unique in its
+history: it tells one commit from another. The bytes of an inline key say that size again and again; readers tell what they say.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Self
 
@@ -22,10 +22,12 @@ import httpx
 from producers import Client
 from producers.direct.key_lookups import ELSEWHERE
 from producers.errors import OutcomeUnknown, RequestFailed, RetryableError
+from producers.reads.read_views import PAGE_ENTRIES
 from producers.requests.keys import fit_blocks, session_of
-from schemas.codecs.codec import decode_as
+from schemas.codecs.codec import decode_as, encode
+from schemas.door.frames import DoorKind, door_frame
 from schemas.records import messages as m
-from schemas.records.door import DoorRows
+from schemas.records.door import DoorRead, DoorRows
 from schemas.records.rows import BlockLocation, KeyInfo
 from schemas.result_codes import KEY_NOT_FOUND, OK
 from tests.linearizability.history import History, Operation
@@ -42,6 +44,8 @@ COMMITS = ("commit_key", "commit_reserved")
 READS = {"key_info": 60, "list_keys": 20, "bucket_info": 10, "volume_info": 5, "list_buckets": 5}
 DOOR_SHARE = 0.5
 """Of the reads that the direct door knows, so many take it."""
+PAGES = (1, 2, PAGE_ENTRIES)
+"""How many keys a page of a listing by the direct door may have: fewer than there are keys, or as many as a client asks for."""
 READ_TIMEOUT_S = 6.0
 READ_PACE_S = 0.01
 WRITE_PACE_S = 0.004
@@ -211,6 +215,44 @@ def _body(op: str, a: dict[str, Any], blocks: Sequence[BlockLocation]) -> m.Requ
     raise ValueError(op)
 
 
+class ListingDoor(RawDoor):
+    """A direct door that lists, too."""
+
+    def list_page(self, volume: str, bucket: str, consistency: str, *, limit: int, start_after: str) -> DoorRows:
+        """Ask for one page of a bucket's keys, and wait for it."""
+        self._reads += 1
+        read = DoorRead(
+            consistency=consistency, index=0, volume=volume, bucket=bucket, keys=[], limit=limit,
+            start_after=start_after,
+        )  # fmt: skip
+        self.send(door_frame(DoorKind.READ, encode(read), number=self._reads))
+        while True:
+            frame = self.hear(DoorKind.ROWS)
+            if frame.number == self._reads:
+                return decode_as(DoorRows, frame.payload)
+
+    def list_keys(self, volume: str, bucket: str, consistency: str, *, limit: int) -> tuple[DoorRows, int]:
+        """List a bucket in pages of ``limit`` keys, as it was at one moment; return (all rows, how many pages they were).
+
+        Pages are of one moment if all are of one index. If they are not, the bucket is listed again in one page.
+        A page that is refused is returned as it is.
+        """
+        rows: list[bytes | None] = []
+        pages, begun_at, start_after = 0, None, ""
+        while True:
+            pages += 1
+            page = self.list_page(volume, bucket, consistency, limit=limit, start_after=start_after)
+            if page.status != OK:
+                return page, pages
+            assert len(page.rows) <= limit, f"a page of {limit} keys has {len(page.rows)}"
+            if begun_at not in (None, page.index):
+                return self.list_keys(volume, bucket, consistency, limit=PAGE_ENTRIES)
+            rows += page.rows
+            if not page.more:
+                return replace(page, rows=rows), pages
+            begun_at, start_after = page.index, _key_of(page.rows[-1]).key
+
+
 @dataclass(slots=True, kw_only=True)
 class Reader:
     """One client's reads, all from one node."""
@@ -225,9 +267,11 @@ class Reader:
     answered: int = 0
     refused: int = 0
     by_door: int = 0
+    by_pages: int = 0
+    """Listings by the direct door that were answered in more pages than one."""
     door_share: float = DOOR_SHARE
     _http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=READ_TIMEOUT_S, trust_env=False))
-    _door: RawDoor | None = None
+    _door: ListingDoor | None = None
 
     def step(self) -> bool:
         """Read one thing at random; return whether there was an answer."""
@@ -240,8 +284,11 @@ class Reader:
         return self.read(op, **place)
 
     def read(self, op: str, **place: str) -> bool:
-        """Read one thing; return whether there was an answer, which then is in the history."""
+        """Read one thing by a door at random; return whether there was an answer, which then is in the history."""
         by_door = op in ("key_info", "list_keys") and self.rng.random() < self.door_share
+        return self._read(op, place, by_door=by_door)
+
+    def _read(self, op: str, place: dict[str, str], *, by_door: bool) -> bool:
         operation = self.history.call(self.number, op, self.node, **place)
         found = self._by_door(op, **place) if by_door else self._over_http(op, **place)
         if found is None:
@@ -270,18 +317,21 @@ class Reader:
         return body.get("error", f"HTTP_{answer.status_code}"), {}
 
     def _by_door(self, op: str, volume: str, bucket: str, key: str = "") -> tuple[str, dict[str, Any]] | None:
-        """Look up a key with its bytes, or all that a bucket can have at one moment: what a listing says."""
-        keys = [key] if op == "key_info" else KEYS
+        """Look up a key with its bytes, or list a bucket in pages of a size at random."""
         try:
             if self._door is None:
-                self._door = RawDoor(self.address, timeout_s=READ_TIMEOUT_S)
-            rows = self._door.look_up(volume, bucket, keys, self.consistency, with_bytes=True)
+                self._door = ListingDoor(self.address, timeout_s=READ_TIMEOUT_S)
+            if op == "list_keys":
+                rows, pages = self._door.list_keys(volume, bucket, self.consistency, limit=self.rng.choice(PAGES))
+                self.by_pages += rows.status == OK and pages > 1
+            else:
+                rows = self._door.look_up(volume, bucket, [key], self.consistency, with_bytes=True)
         except (OSError, DoorClosed):
             self._leave_door()
             return None
         if rows.status in ELSEWHERE:
             return None
-        return (OK, _found(op, keys, rows)) if rows.status == OK and _exists(op, rows) else (_code(rows), {})
+        return (OK, _found(op, rows)) if rows.status == OK and _exists(op, rows) else (_code(rows), {})
 
     def _leave_door(self) -> None:
         if self._door is not None:
@@ -289,9 +339,11 @@ class Reader:
             self._door = None
 
     def read_all(self) -> bool:
-        """Read every place once; return whether all were answered."""
+        """Read every place once, keys by both doors; return whether all were answered."""
         found = [self.read("list_buckets", volume=volume) for volume in self.volumes]
-        found += [self.read("list_keys", volume=v, bucket=b) for v in self.volumes for b in BUCKETS]
+        for by_door in (False, True):
+            places = [{"volume": volume, "bucket": bucket} for volume in self.volumes for bucket in BUCKETS]
+            found += [self._read("list_keys", place, by_door=by_door) for place in places]
         return all(found)
 
     def close(self) -> None:
@@ -307,12 +359,19 @@ def _code(rows: DoorRows) -> str:
     return KEY_NOT_FOUND if rows.status == OK else rows.status
 
 
-def _found(op: str, keys: Sequence[str], rows: DoorRows) -> dict[str, Any]:
-    infos = {key: decode_as(KeyInfo, row) for key, row in zip(keys, rows.rows, strict=True) if row is not None}
+def _found(op: str, rows: DoorRows) -> dict[str, Any]:
+    infos = [_key_of(row) for row in rows.rows]
     if op == "list_keys":
-        return {"keys": {key: info.size for key, info in infos.items()}}
-    (info,) = infos.values()
+        keys = {info.key: info.size for info in infos}
+        assert len(keys) == len(infos), f"a key is listed twice: {infos}"
+        return {"keys": keys}
+    (info,) = infos
     return _content(info.size, rows.data[0])
+
+
+def _key_of(row: bytes | None) -> KeyInfo:
+    assert row is not None, "no row where there is a key"
+    return decode_as(KeyInfo, row)
 
 
 def _content(size: int, data: bytes | None) -> dict[str, Any]:

@@ -47,6 +47,7 @@ def test_histories_under_faults_are_linearizable(campaign: Campaign, stack: Test
     assert set(campaign.tallies) == set(FAULTS)
     assert all(tally.reads > 0 for tally in campaign.tallies.values())
     assert sum(tally.by_door for tally in campaign.tallies.values()) > 0
+    assert sum(tally.by_pages for tally in campaign.tallies.values()) > 0
     assert sum(tally.puts for tally in campaign.tallies.values()) > 0
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from xxhash import xxh3_128_digest
 
 from om_processors.identity.identities import KNOWN_MS, Identities
+from om_processors.intake.direct_calls import DirectCalls
 from om_processors.intake.gateway import Gateway, Received
 from replicated_db.core.leading.leader import Proposal, Reply
 from schemas.access.credentials import Credentials, TokenName, client_prefix, credentials_of, operator_credentials
@@ -207,6 +208,7 @@ class SignedInvariants(Invariants):
 
     def refused_at_once(self, node: Node, reply: Reply) -> None:
         status = decode(reply.response).status
+        is_direct = isinstance(reply.proposal.reply_to, DirectCalls)
         if status == OVERLOADED:
             return None
         if status != PERMISSION_DENIED:
@@ -218,7 +220,8 @@ class SignedInvariants(Invariants):
         may_be = caller in truth.removed or truth.has_ended(digest) or truth.seen["log cut"]
         if digest in truth.signed and not may_be:
             raise Violation(f"{node.name} refuses what is well signed: {decode(reply.response)}")
-        self._deliver(decode(reply.response).client_id, reply.response)
+        if not is_direct:
+            self._deliver(decode(reply.response).client_id, reply.response)
         return None
 
 

@@ -82,6 +82,8 @@ class Client:
     """Buckets, and what is left of reservations in them, as far as this client knows."""
     begun: int = 0
     ended: int = 0
+    expired: int = 0
+    """How many of these ended at their deadline, without an answer."""
 
     def __post_init__(self) -> None:
         self.calls = Calls(
@@ -117,6 +119,7 @@ class Client:
         """Return what is to be sent again; calls past their deadline end with an unknown outcome."""
         step = self.calls.step(now_ms=now_ms)
         self.ended += len(step.expired)
+        self.expired += len(step.expired)
         return [call.value for call in step.resend]
 
     def body(self, pick: int) -> RequestBody:

@@ -6,10 +6,11 @@ readers. It ends by a crash (what was written stays, except an unsynced tail), o
 
 from __future__ import annotations
 
-from collections import deque
+import sys
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 
@@ -40,6 +41,7 @@ from replicated_db.shell.read_index import NotLeading, ReadIndex
 from replicated_db.shell.startup import check_replica
 from schemas.codecs.codec import encode
 from schemas.records.log import RequestPosition
+from schemas.records.messages import Request
 from tests.simulation.broker import EVER_MS, LogView, RequestPartition
 from tests.simulation.scheduler import Killed, Scheduler, Task
 from tests.support.local.secret import SECRET
@@ -118,7 +120,9 @@ class Intake:
     def __init__(self, node: Node, hint: RequestPosition | None) -> None:
         self.node = node
         self.requests = node.requests
-        self.direct: deque[bytes] = deque()
+        self.direct: deque[Received] = deque()
+        self.connections: dict[bytes, Knocker] = {}
+        """By client."""
         self.calls = DirectCalls(0)
         self.offset = 0
         self.epoch = 0
@@ -140,6 +144,14 @@ class Intake:
         self.node.seen["hint trusted" if hint and self.offset == hint.offset else "resumed ten minutes back"] += 1
         self.epoch = requests.epoch
 
+    def knock(self, request: Request | None, value: bytes) -> None:
+        """Bytes arrive by a client's connection; without a request in them they have no call to answer."""
+        client_id = b"" if request is None else request.client_id
+        way = self.connections.setdefault(client_id, Knocker(self.node, client_id))
+        if request is not None:
+            way.asked[request.call_id] += 1
+        self.direct.append(self.requests.received(value, offset=-1, way=way))
+
     def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
         requests = self.requests
         self.node.scheduler.wait(lambda: requests.end > self.offset or bool(self.direct), wait_s * 1000)
@@ -149,45 +161,57 @@ class Intake:
         taken: list[Proposal] = []
         while len(taken) < limit and (received := requests.at(self.offset)) is not None:
             self.offset += 1
-            self._admit(received, taken)
+            self._take(received, taken)
         while len(taken) < limit and self.direct:
-            self._admit(self._received(self.direct.popleft()), taken)
+            self._take(self.direct.popleft(), taken)
         return taken
 
-    def _received(self, value: bytes) -> Received:
-        return self.requests.received(value, offset=-1, way=Knocker(self.node))
-
-    def _admit(self, received: Received, taken: list[Proposal]) -> None:
-        admitted = self.node.gateway.admit(received, self.node.clock.wall_ms())
+    def _take(self, received: Received, taken: list[Proposal]) -> None:
+        admitted = self._admit(received)
         if isinstance(admitted, Proposal):
-            if received.way is not None:
-                self.calls.begin(admitted, received.way)
-                self.node.seen["taken by the direct door"] += 1
+            self.node.seen["taken by the direct door"] += received.way is not None
             taken.append(admitted)
-        elif isinstance(admitted, Reply):
+        elif admitted is not None:
             self.node.watch.refused_at_once(self.node, admitted)
-        else:
+            self.calls.answer([admitted])
+
+    def _admit(self, received: Received) -> Proposal | Reply | None:
+        admitted = self.node.gateway.admit(received, self.node.clock.wall_ms())
+        if not isinstance(admitted, Proposal | Reply):
             self.node.seen["rejected"] += 1
+            return None
+        if received.way is not None:
+            self.calls.begin(admitted if isinstance(admitted, Proposal) else admitted.proposal, received.way)
+        return admitted
 
     def wake(self) -> None:
         """The scheduler looks by itself at what is waited for."""
 
     def close(self) -> None:
-        self.node.intake = None
-        for value in self.direct:
-            self._admit(self._received(value), [])
+        """Tell all direct calls that are left that the leadership has ended; a process that is killed says nothing."""
+        node = self.node
+        node.intake = None
+        if isinstance(sys.exception(), Killed):
+            node.hung_up |= self.connections.keys()
+            return
+        for received in self.direct:
+            self._admit(received)
         self.calls.end("the leadership ended")
+        node.watch.closed(node, list(self.connections.values()))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Knocker:
-    """The way back of the direct door: what it carries besides answers of the log is a refusal for want of leadership."""
+    """One client's connection to the direct door of a node that leads, and the way back to this client."""
 
     node: Node
+    client_id: bytes
+    asked: Counter[int] = field(default_factory=Counter)
+    """By call: how many requests came by this connection and have no answer yet."""
 
     def answer(self, shard: int, responses: Sequence[bytes]) -> None:
         for response in responses:
-            self.node.watch.answered_directly(self.node, response)
+            self.node.watch.answered_directly(self.node, self, response)
 
     def reject(self, message: str) -> None:
         self.node.seen["rejected"] += 1
@@ -200,7 +224,9 @@ class Watch:
 
     def refused_at_once(self, node: Node, reply: Reply) -> None: ...
 
-    def answered_directly(self, node: Node, response: bytes) -> None: ...
+    def answered_directly(self, node: Node, way: Knocker, response: bytes) -> None: ...
+
+    def closed(self, node: Node, connections: Sequence[Knocker]) -> None: ...
 
     def published(self, node: Node, outcome: Offered) -> None: ...
 
@@ -253,6 +279,8 @@ class Node:
         self.cleanup: SnapshotCheckpoints
         self.intake: Intake | None = None
         """The intake of a node that leads, or takes itself for the leader."""
+        self.hung_up: set[bytes] = set()
+        """The clients whose connections to the direct door ended with the process, and who have not noticed that."""
         self.running = True
         """Whether the scheduler may run it: neither paused nor down."""
         self.up = False

@@ -124,7 +124,13 @@ def actions_of(seed: int, steps: int = STEPS) -> list[Action]:
     prelude += [("assign", 0), *[("go_on", 15)] * 3, ("deliver", 0), *[("go_on", 15)] * 2]
     prelude += [("call", 0), ("call", 0), ("go_on", 15), ("deliver", 7), ("go_on", 15)]
     drawn = [(name, rng.getrandbits(24)) for name in names]
-    return prelude + with_reservations(seed, with_doors(seed, with_trims(seed, drawn)))
+    return prelude + with_healing(seed, with_reservations(seed, with_doors(seed, with_trims(seed, drawn))))
+
+
+def with_healing(seed: int, actions: list[Action]) -> list[Action]:
+    """Let half of the seeds heal by the direct door; drawn apart, as trimming is."""
+    rng = random.Random(f"healing {seed}")
+    return [*actions, ("heal_directly", 0)] if rng.random() < 1 / 2 else actions
 
 
 def with_reservations(seed: int, actions: list[Action]) -> list[Action]:
@@ -168,6 +174,10 @@ class Faults:
 
     def use_door(self, number: int) -> None:
         self.world.door = (Door.DIRECT, Door.DIRECT, Door.BOTH, Door.KAFKA)[number % 4]
+
+    def heal_directly(self, _number: int) -> None:
+        """Once the faults have ended, requests take the direct door alone."""
+        self.world.healing_door = Door.DIRECT
 
     def go_on(self, number: int) -> None:
         self.world.run(number, 1 + number % 16)

@@ -13,6 +13,8 @@
 5. A damaged row is found by the first operation that touches it; nobody else finds evidence.
 6. A replica stops only for a reason; a replica that is ahead of the log, or has missed part of it, never goes on.
 7. Queues are bounded.
+8. A call is answered the way it came: through Kafka, or by the connection that brought it. When a leadership ends, no call of its direct door
+   is left without an answer.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from schemas.codecs.codec import decode
 from schemas.column_families import SNAPSHOT_TABLE
 from schemas.records.log import Batch
 from schemas.result_codes import NOT_LEADER, PREPARED, REQUEST_TOO_LARGE
-from tests.simulation.cluster import LIMITS, Node, Watch
+from tests.simulation.cluster import LIMITS, Knocker, Node, Watch
 from tests.simulation.truth import Moment, Truth, Violation
 
 MOST_IN_FLIGHT = LIMITS.max_in_flight + 5
@@ -73,6 +75,8 @@ class Invariants(Watch):
         self._checked: dict[str, Any] = {}
         self._compared: dict[tuple[str, str], Any] = {}
         """By node and name: the checkpoint that was compared with the log last."""
+        self._ways: dict[tuple[bytes, bytes], set[bool]] = {}
+        """By client and call: whether it was answered directly, and whether through Kafka."""
 
     @property
     def truth(self) -> Truth:
@@ -101,6 +105,7 @@ class Invariants(Watch):
     def replied(self, node: Node, replies: Sequence[Reply]) -> None:
         for reply in replies:
             self._check_answer(node, reply)
+            self._check_way(node, reply)
             if not isinstance(reply.proposal.reply_to, DirectCalls):
                 self._deliver(reply.proposal.client_id, reply.response)
 
@@ -138,12 +143,35 @@ class Invariants(Watch):
         self.truth.seen["refused while prepared"] += 1
         return True
 
-    def answered_directly(self, node: Node, response: bytes) -> None:
+    def _check_way(self, node: Node, reply: Reply) -> None:
+        """Only a request of ``om.requests`` has a position, and only such a one is answered through Kafka."""
+        proposal = reply.proposal
+        is_direct = isinstance(proposal.reply_to, DirectCalls)
+        if is_direct is not (proposal.position is None):
+            ways = ("through Kafka", "by the direct door")
+            raise Violation(f"{node.name} answers {ways[is_direct]} what came {ways[not is_direct]}: {proposal.body}")
+        ways_of_call = self._ways.setdefault((proposal.client_id, proposal.call_id), set())
+        if ways_of_call == {not is_direct}:
+            self.truth.seen["one call answered through both doors"] += 1
+        ways_of_call.add(is_direct)
+
+    def answered_directly(self, node: Node, way: Knocker, response: bytes) -> None:
         """By the direct door goes what was checked just before, or a refusal because the leadership has ended."""
         decoded = decode(response)
+        if decoded.client_id != way.client_id or not way.asked[decoded.call_id]:
+            raise Violation(f"{node.name} answers call {decoded.call_id} of {decoded.client_id.hex()} by a connection of "
+                            f"{way.client_id.hex()} that does not wait for it")  # fmt: skip
+        way.asked[decoded.call_id] -= 1
         if decoded.status == NOT_LEADER:
             self.truth.seen["told that the leadership ended"] += 1
         self._deliver(decoded.client_id, response)
+
+    def closed(self, node: Node, connections: Sequence[Knocker]) -> None:
+        """A leadership has ended: whoever waits at its direct door must have been told."""
+        for way in connections:
+            if left := +way.asked:
+                raise Violation(f"{node.name} leads no more and leaves direct calls of {way.client_id.hex()} without an "
+                                f"answer: {sorted(left)}")  # fmt: skip
 
     def refused_at_once(self, node: Node, reply: Reply) -> None:
         if decode(reply.response).status != REQUEST_TOO_LARGE:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from om_processors.intake.direct_calls import DirectCalls
 from replicated_db.core.applying import apply, replica
 from replicated_db.core.execution import calls, retry
 from replicated_db.core.execution.calls import judge_call
@@ -243,4 +244,54 @@ def mode_taken_from_the_first_request_of_a_fetch() -> Iterator[None]:
 
     is_late, offer = RequestsBuilder.is_for, LeaderLoop._offer
     with patch.object(LeaderLoop, "_offer", offered):
+        yield
+
+
+@mutant
+def the_direct_door_does_not_answer() -> Iterator[None]:
+    with patch.object(DirectCalls, "answer", lambda *_: None), patch.object(DirectCalls, "end", lambda *_: None):
+        yield
+
+
+@mutant
+def the_direct_door_answers_only_at_the_end_of_the_leadership() -> Iterator[None]:
+    """Each call is told NOT_LEADER at last, and never what became of it."""
+
+    def end(self: DirectCalls, message: str) -> None:
+        with patch.object(DirectCalls, "answer", answer):
+            ends(self, message)
+
+    answer, ends = DirectCalls.answer, DirectCalls.end
+    with patch.object(DirectCalls, "answer", lambda *_: None), patch.object(DirectCalls, "end", end):
+        yield
+
+
+@mutant
+def the_end_of_the_leadership_is_not_told_at_the_direct_door() -> Iterator[None]:
+    with patch.object(DirectCalls, "end", lambda *_: None):
+        yield
+
+
+@mutant
+def an_answer_to_a_direct_call_goes_the_other_way() -> Iterator[None]:
+    """It goes through Kafka."""
+
+    def begun(self: DirectCalls, proposal: Any, way: Any) -> Any:
+        self._open[id(proposal)] = (proposal, way)
+        return proposal
+
+    with patch.object(DirectCalls, "begin", begun):
+        yield
+
+
+@mutant
+def an_answer_to_a_direct_call_goes_by_another_connection() -> Iterator[None]:
+    """It goes by the way of the oldest call that has no answer yet."""
+
+    def begun(self: DirectCalls, proposal: Any, way: Any) -> Any:
+        oldest = next((one for _, one in self._open.values()), way)
+        return begin(self, proposal, oldest)
+
+    begin = DirectCalls.begin
+    with patch.object(DirectCalls, "begin", begun):
         yield

@@ -41,8 +41,8 @@ class Door(Enum):
     """The way that requests take."""
 
     KAFKA = "om.requests"
-    DIRECT = "straight to the leader"
-    BOTH = "both, each request twice"
+    DIRECT = "the direct door"
+    BOTH = "both doors, each request twice"
 
 
 class World:
@@ -74,6 +74,8 @@ class World:
         self.past_requests: list[bytes] = []
         self.lose_next_request = False
         self.door = Door.KAFKA
+        self.healing_door = Door.KAFKA
+        """The way that requests take once the faults have ended."""
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -119,24 +121,24 @@ class World:
         """A request reaches ``om.requests``, or a node's direct door, or both."""
         if self.door is not Door.DIRECT:
             self.requests.append(value)
-        if self.door is not Door.KAFKA:
-            self.knock(value)
+        if self.door is not Door.KAFKA and self.knock(value) and self.door is Door.BOTH:
+            self.note("one call sent through both doors")
 
-    def knock(self, value: bytes) -> None:
-        """A request reaches a node that takes itself for the leader; without one it is refused, or lost with its connection."""
-        leaders = [node for node in self.nodes.values() if node.intake is not None]
-        if leaders:
-            intake = leaders[len(value) % len(leaders)].intake
-            assert intake is not None
-            intake.direct.append(value)
-            self.note("sent by the direct door")
-            return
+    def knock(self, value: bytes) -> bool:
+        """A request reaches a node that takes itself for the leader; without one it is refused. Return whether a leader has a call of it."""
         try:
             request = decode_as(Request, value)
         except Undecodable:
-            return
-        self.note("nobody at the direct door")
-        self._reply(request.client_id, refusal_response(request, 0, NOT_LEADER, "nobody leads"))
+            request = None
+        intakes = [node.intake for node in self.nodes.values() if node.intake is not None]
+        if intakes:
+            intakes[len(value) % len(intakes)].knock(request, value)
+            self.note("sent by the direct door")
+            return request is not None
+        if request is not None:
+            self.note("nobody at the direct door")
+            self._reply(request.client_id, refusal_response(request, 0, NOT_LEADER, "nobody leads"))
+        return False
 
     def register(self, value: bytes) -> bytes:
         """Remember a request that somebody may send, now or later, once or often."""
@@ -188,9 +190,19 @@ class World:
         return self.clients[client_id[0] - 1]
 
     def resend(self) -> None:
+        self._notice_lost_connections()
         for client in self.clients:
             for value in client.due(self.scheduler.now_ms):
                 self.send(value)
+
+    def _notice_lost_connections(self) -> None:
+        """A client whose connection has ended with a process sends its calls again at once, as the SDK does."""
+        for node in self.nodes.values():
+            for client_id in sorted(node.hung_up):
+                if client_id and (client := self.client_of(client_id)) is not None:
+                    client.calls.hasten((0,), now_ms=self.scheduler.now_ms)
+                    self.note("connection lost")
+            node.hung_up.clear()
 
     def read(self, node: Node, number: int) -> None:
         row = (KEY_TABLE, f"/{VOLUME}/{BUCKETS[0]}/{KEYS[number % len(KEYS)]}".encode())
@@ -214,7 +226,7 @@ class World:
         self._repair()
         for client in self.clients:
             client.calls.abandon()
-            client.ended = client.begun
+            client.ended, client.expired = client.begun, 0
         # Behind everything that may still be in the partition: nobody prepares the shard again.
         self.begin(self.clients[0], CancelPrepare(shard=0))
         for client in self.clients:
@@ -222,10 +234,11 @@ class World:
         self._await_stops()
         for _ in range(HEAL_ROUNDS):
             self._round()
-            if all(client.ended == client.begun for client in self.clients) and self._settled():
+            if all(client.ended == client.begun and not client.expired for client in self.clients) and self._settled():
                 break
         else:
-            raise Violation(f"no answer, or no rest, within {HEAL_ROUNDS} rounds after the last fault")
+            raise Violation(f"{self._what_is_missing()} within {HEAL_ROUNDS} rounds after the last fault")
+        self.note(f"healed by {self.door.value}")
         self._read_everywhere()
         self.truth.check_model()
         for node in self.nodes.values():
@@ -234,7 +247,7 @@ class World:
     def _repair(self) -> None:
         self.broker_skew_ms = 0
         self.lose_next_request = False
-        self.door = Door.KAFKA
+        self.door = self.healing_door
         for client in self.clients:
             client.skew_ms = 0
         for appender in self.log.appenders:
@@ -324,6 +337,10 @@ class World:
         self.resend()
         self.note("round")
         self.invariants.check_nodes(nodes)
+
+    def _what_is_missing(self) -> str:
+        left = sum(client.begun - client.ended + client.expired for client in self.clients)
+        return f"no answer to {left} calls by {self.door.value}" if left else "no rest of the replicas"
 
     def _settled(self) -> bool:
         last = max(self.truth.moments, default=-1)

@@ -19,4 +19,4 @@ def inject(chaos: Chaos, round_number: int) -> None:
     chaos.wait_progress(WRITES_BETWEEN)
 
 
-FAULT = Fault(name="mixed", inject=inject, load=Load(clients=2, in_flight=1000, rate=0.0))
+FAULT = Fault(name="mixed", inject=inject, load=Load(in_flight=1000, rate=0.0))

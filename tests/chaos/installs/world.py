@@ -24,7 +24,7 @@ from tests.support.faults.stack_faults import fresh_volume, put_key
 from tests.support.local.stack import TestStack
 
 SHARD = 0
-LOAD = Load(clients=1, in_flight=4, rate=8.0)
+LOAD = Load(clients=1, in_flight=4, rate=8.0, doors=("kafka",))
 """Light: what is counted here are faults; and the database stays small, so that each install is short."""
 
 FILL_THREADS = 16
