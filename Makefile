@@ -140,8 +140,8 @@ bench-bootstrap: install ## a lost disk under write load, full copies, replay, t
 bench-audit: install ## the running audit: idle, seconds until a verdict, operations/s on one core from a backlog: tables, and one JSON object a line
 	$(BIN)/python -m benchmarks.audit
 
-bench-user: install ## small files, lookups, one request, an idle stack: a table, and one JSON object a line (BROKERS)
-	$(BIN)/python -m benchmarks.user --brokers $(BROKERS)
+bench-user: install ## small files, lookups, one request, an idle stack, with one broker and with three: a table, and one JSON object a line (BROKERS)
+	$(BIN)/python -m benchmarks.user --brokers $(if $(filter file,$(origin BROKERS)),1 3,$(BROKERS))
 
 demo: install ## a real tree through the whole stack, and Spark's verdict (BROKERS, TREE, KEEP)
 	$(BIN)/stratolog demo --brokers $(BROKERS) $(if $(filter-out 0,$(KEEP)),--keep) $(if $(TREE),--tree '$(TREE)')
