@@ -509,11 +509,8 @@ def test_a_lookup_that_the_leader_does_not_take_goes_to_another_node(
     assert [address for address, _ in transport._lookups.values()] == [story.first.address]
 
 
-def test_a_lookup_whose_connection_is_closed_meanwhile_is_not_awaited(
-    story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread that receives closes the connection while another one asks."""
-    transport = story.led()
+def close_before_writing(transport: DirectTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the thread that receives close the connection while another one sends."""
     (link,) = transport._links.values()
     write = link.write
 
@@ -522,6 +519,13 @@ def test_a_lookup_whose_connection_is_closed_meanwhile_is_not_awaited(
         return write(data)
 
     monkeypatch.setattr(link, "write", closed_first)
+
+
+def test_a_lookup_whose_connection_is_closed_meanwhile_is_not_awaited(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = story.led()
+    close_before_writing(transport, monkeypatch)
     assert transport.look_up(READ, 0) is None
     assert transport._lookups == {}
 
@@ -530,14 +534,7 @@ def test_calls_to_a_connection_that_is_closed_meanwhile_do_not_blame_the_node(
     story: Story, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     transport = story.led()
-    (link,) = transport._links.values()
-    write = link.write
-
-    def closed_first(data: bytes) -> bool:
-        transport._drop(link, "it broke")
-        return write(data)
-
-    monkeypatch.setattr(link, "write", closed_first)
+    close_before_writing(transport, monkeypatch)
     with caplog.at_level(logging.WARNING):
         transport.send([call()])
     assert caplog.messages == []
