@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from collections import defaultdict
+from concurrent.futures import Future
 from typing import Any
 
 import httpx
@@ -38,6 +39,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.usefixture
 SHARDS = 2
 MORE_KEYS = 30
 BURST = 1_000
+BURSTS = 5
 ATTEMPTS = 4
 
 
@@ -152,6 +154,24 @@ def void_records_after_the_next_claim(stack: TestStack, shard: int, stale_term: 
     return found
 
 
+def pause_amid_a_burst(stack: TestStack, client: Client, leader: str, volume: str) -> list[Future[Response]]:
+    """Pause a leader that has requests in its queue, which it will execute when it wakes; returns their answers.
+
+    Other work may keep this process from pausing it in time: then it is woken at once, and gets another burst.
+    """
+    for turn in range(BURSTS):
+        burst = [
+            client.submit(CreateKey(volume=volume, bucket="bucket", key=f"burst-{turn}-{n}", size=0))
+            for n in range(BURST)
+        ]
+        burst[BURST // 20].result()
+        stack.pause_node(leader)
+        if not all(answer.done() for answer in burst):
+            return burst
+        stack.resume_node(leader)
+    raise AssertionError(f"{BURSTS} bursts of {BURST} requests were answered before {leader} was paused")
+
+
 def pause_and_wake_a_leader(stack: TestStack, client: Client) -> list[str]:
     """Check everything that must hold, and return what the stale leader appended."""
     shard = 0
@@ -166,13 +186,7 @@ def pause_and_wake_a_leader(stack: TestStack, client: Client) -> list[str]:
         with load:
             for one in load.journals:
                 load.wait_more(one, MORE_KEYS)
-            # Freeze it in the middle of a burst: it has requests in its queue, which it will execute when it wakes.
-            burst = [
-                client.submit(CreateKey(volume=volume, bucket="bucket", key=f"burst-{n}", size=0)) for n in range(BURST)
-            ]
-            burst[BURST // 20].result()
-            stack.pause_node(stale)
-            assert sum(future.done() for future in burst) < BURST
+            burst = pause_amid_a_burst(stack, client, stale, volume)
             stack.wait_leader(shard, other_than=stale)
             put_key(client, volume, "bucket", "newest", 77)
             answers: list[tuple[int, str]] = []

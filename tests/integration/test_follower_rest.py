@@ -65,11 +65,8 @@ class Fetched:
         self._thread.start()
 
     def stop(self) -> None:
+        """Stop the app, and the consumer's thread with it, also if it has crashed: a process that ended would take it along."""
         asyncio.run_coroutine_threadsafe(self.app.stop(), self._loop).result(30)
-        self.end()
-
-    def end(self) -> None:
-        """End as a node with a fatal error does: at once, and without its app, which has crashed."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
@@ -173,5 +170,6 @@ def test_a_record_of_a_log_that_cannot_be_read_ends_the_node(
         append_with_bad_header(kafka_broker.bootstrap_servers, LOG, RESTING, [b"bad"])
         assert wait_until(lambda: bool(follower.errors), 30)
         assert "a header that is no UTF-8" in str(follower.errors[0])
+        assert wait_until(lambda: follower.app.crashed, 30)
     finally:
-        follower.end()
+        follower.stop()
