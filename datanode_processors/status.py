@@ -92,6 +92,7 @@ class DatanodeStatus:
                 "completed": streams.streams_completed, "failed": streams.streams_failed,
                 "reclaimed": streams.streams_reclaimed, "requests": streams.requests, "packets": streams.packets,
                 "bytes_in": streams.bytes_in, "bytes_out": streams.bytes_out,
+                "exchanges": streams.exchanges, "exchanged_blocks": streams.exchanged_blocks,
             },
             "store": {
                 "fsync": self._blocks.fsync, "capacity_bytes": self._blocks.capacity_bytes(),
@@ -118,6 +119,8 @@ class DatanodeStatus:
         streams = self._streams()
         for name, kind, text, of_node in _NODE_METRICS:
             yield family(f"stratolog_datanode_{name}", kind, text, [(node, of_node(self, streams))])
+        steps = [({**node, "step": step}, spent_s) for step, spent_s in streams.exchange_seconds.items()]
+        yield family(*_EXCHANGE_SECONDS, steps)
         for name, text, by_peer in _PEER_METRICS:
             samples = [({**node, "peer": peer}, figure) for peer, figure in by_peer(streams).items()]
             yield family(f"stratolog_datanode_{name}", "counter", text, samples)
@@ -132,6 +135,8 @@ _NODE_METRICS: tuple[tuple[str, str, str, Callable[[DatanodeStatus, StreamCounts
     ("streams_reclaimed_total", "counter", "Streams whose client vanished.", lambda _, s: s.streams_reclaimed),
     ("requests_total", "counter", "Requests answered.", lambda _, s: s.requests),
     ("packets_total", "counter", "Packets taken.", lambda _, s: s.packets),
+    ("exchanges_total", "counter", "Exchanges of small blocks.", lambda _, s: s.exchanges),
+    ("exchanged_blocks_total", "counter", "Blocks in exchanges of small blocks.", lambda _, s: s.exchanged_blocks),
     (
         "block_tokens_refused_total", "counter", "Requests refused for want of a block token that allows them.",
         lambda d, _: 0 if d._block_tokens is None else d._block_tokens.refused,
@@ -159,6 +164,10 @@ _NODE_METRICS: tuple[tuple[str, str, str, Callable[[DatanodeStatus, StreamCounts
     ("free_bytes", "gauge", "Bytes that may be written.", lambda d, _: d._blocks.free_bytes()),
 )  # fmt: skip
 
+_EXCHANGE_SECONDS = (
+    "stratolog_datanode_exchange_seconds_total", "counter",
+    "Seconds that exchanges of small blocks took: store here, wait for those below, commit, watch.",
+)  # fmt: skip
 _PEER_METRICS: tuple[tuple[str, str, Callable[[StreamCounts], dict[str, int]]], ...] = (
     ("bytes_in_total", "Bytes received, by peer.", lambda s: s.bytes_in),
     ("bytes_out_total", "Bytes sent, by peer.", lambda s: s.bytes_out),
@@ -171,5 +180,6 @@ FAMILIES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     *((f"stratolog_datanode_{name}", kind, text, ("datanode",)) for name, kind, text, _ in _NODE_METRICS),
     *((f"stratolog_datanode_{name}", "counter", text, ("datanode", "peer")) for name, text, _ in _PEER_METRICS),
+    (*_EXCHANGE_SECONDS, ("datanode", "step")),
 )
 """Name, kind, meaning and labels of each metric of a datanode."""

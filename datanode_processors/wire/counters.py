@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.wire import Wire
 from schemas import stream_errors
 
+EXCHANGE_STEPS = ("store", "below", "commit", "watch")
+"""The steps of an exchange of small blocks, in their order: the blocks are sent on, written and synced here; those
+below have stored them too; the root has them committed; it has asked all members whether they applied that.
+"""
 MAX_PEERS = 64
 """Peers that are counted by name; those that come later are counted together."""
 OTHERS = "others"
@@ -39,6 +43,11 @@ class StreamCounts:
     packets: int
     bytes_in: dict[str, int]
     bytes_out: dict[str, int]
+    exchanges: int = 0
+    """Exchanges of small blocks that were carried out here, whatever became of their blocks."""
+    exchanged_blocks: int = 0
+    exchange_seconds: dict[str, float] = field(default_factory=dict)
+    """How long all of them took together, by step (``EXCHANGE_STEPS``)."""
 
 
 @dataclass(slots=True)
@@ -58,6 +67,7 @@ class Counters:
         self._in: Counter[str] = Counter()
         self._out: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
+        self._exchange_s = dict.fromkeys(EXCHANGE_STEPS, 0.0)
         self._streams = 0
 
     def attach(self, wire: Wire, peer: str) -> None:
@@ -83,6 +93,14 @@ class Counters:
         """Count a request."""
         with self._lock:
             self._counts["requests"] += 1
+
+    def exchange(self, blocks: int, seconds: Mapping[str, float]) -> None:
+        """Count an exchange of so many small blocks, which took so long by step."""
+        with self._lock:
+            self._counts["exchanges"] += 1
+            self._counts["exchanged blocks"] += blocks
+            for step, spent_s in seconds.items():
+                self._exchange_s[step] += spent_s
 
     @contextmanager
     def stream(self, limit: int) -> Iterator[StreamOutcome]:
@@ -125,6 +143,9 @@ class Counters:
                 packets=packets,
                 bytes_in=dict(coming),
                 bytes_out=dict(going),
+                exchanges=self._counts["exchanges"],
+                exchanged_blocks=self._counts["exchanged blocks"],
+                exchange_seconds=self._exchange_s.copy(),
             )
 
     @staticmethod

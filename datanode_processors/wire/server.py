@@ -55,7 +55,13 @@ class StreamServer:
         self._note = note
         limits = limits or WireLimits()
         self._small_blocks = SmallBlockExchange(
-            name=name, cluster=cluster, limits=limits, files=small_blocks, pipelines=pipelines, tls=tls
+            name=name,
+            cluster=cluster,
+            limits=limits,
+            files=small_blocks,
+            pipelines=pipelines,
+            counters=self._counters,
+            tls=tls,
         )
         self._node = StreamHost(
             name=name, cluster=cluster, limits=limits, blocks=blocks, pipelines=pipelines,

@@ -34,6 +34,7 @@ from datanode_processors.wire.core.small_blocks import (
     small_blocks,
 )
 from datanode_processors.wire.core.stream import Below, Place, patience_s, place_in, reached_at
+from datanode_processors.wire.counters import Counters
 from datanode_processors.wire.kept_peers import KeptPeers, PeerCall
 from datanode_processors.wire.ports import PipelineRequests, SmallBlockFiles
 from datanode_processors.wire.wire import opening_of
@@ -59,13 +60,28 @@ GRACE_S = 1.0
 """A member's answer to a watch is waited for this much longer than the time-out in the request."""
 
 
+class Steps:
+    """How long the steps of one exchange have taken, in seconds by name (``counters.EXCHANGE_STEPS``)."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since_s = time.monotonic()
+
+    def ends(self, step: str) -> None:
+        """Say that a step has ended, and the next one begins."""
+        now_s = time.monotonic()
+        self.seconds[step] = now_s - self._since_s
+        self._since_s = now_s
+
+
 class SmallBlockExchange:
     """The exchanges of one datanode; for many threads."""
 
     def __init__(
         self, *, name: str, cluster: str, limits: WireLimits, files: SmallBlockFiles | None, pipelines: PipelineRequests,
-        tls: WireTls | None = None,
+        counters: Counters, tls: WireTls | None = None,
     ) -> None:  # fmt: skip
+        self._counters = counters
         self._name = name
         self._limits = limits
         self._files = files
@@ -87,15 +103,19 @@ class SmallBlockExchange:
             place = reached_at(place, partial(self._pipelines.address_of, opening.partition))
         blocks = list(small_blocks(opening, memoryview(request.data)))
         calls: list[PeerCall] = []
+        steps = Steps()
         try:
             calls.extend(self._send_on(below, frame) for below in place.children)
             outcomes = self._store(opening, blocks, alive)
+            steps.ends("store")
             for below, call in zip(place.children, calls, strict=True):
                 outcomes = joined(outcomes, self._outcomes(call, below), below.datanode)
+            steps.ends("below")
+            return self._commit(opening, place, outcomes, steps)
         finally:
             for call in calls:
                 call.abandon()
-        return self._commit(opening, place, outcomes)
+            self._counters.exchange(len(blocks), steps.seconds)
 
     def _opening(self, request: WriteBlocks) -> OpenBlocks:
         opening, _ = opening_of(request)
@@ -144,7 +164,9 @@ class SmallBlockExchange:
 
     # -- commit and watch, at the root
 
-    def _commit(self, opening: OpenBlocks, place: Place, outcomes: list[BlockOutcome]) -> BlocksWritten:
+    def _commit(
+        self, opening: OpenBlocks, place: Place, outcomes: list[BlockOutcome], steps: Steps
+    ) -> BlocksWritten:  # fmt: skip
         stored = [number for number, outcome in enumerate(outcomes) if not outcome.code]
         if not place.is_root or not stored:
             return BlocksWritten(datanode=self._name, leader="", outcomes=outcomes, watched=[])
@@ -158,10 +180,10 @@ class SmallBlockExchange:
             raise BlockError(stream_errors.FAILED, f"the leader answers PutBlocks with a {type(committed).__name__}")
         for number, outcome in zip(stored, committed.outcomes, strict=True):
             outcomes[number] = outcome
-        return BlocksWritten(
-            datanode=self._name, leader=committed.leader, outcomes=outcomes,
-            watched=self._watched(opening, outcomes),
-        )  # fmt: skip
+        steps.ends("commit")
+        watched = self._watched(opening, outcomes)
+        steps.ends("watch")
+        return BlocksWritten(datanode=self._name, leader=committed.leader, outcomes=outcomes, watched=watched)
 
     def _watched(self, opening: OpenBlocks, outcomes: Sequence[BlockOutcome]) -> list[str]:
         """Return the members that have applied and verified all blocks that are committed."""

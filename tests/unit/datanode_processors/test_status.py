@@ -20,7 +20,8 @@ from schemas.records.datanode import PipelineReport
 
 STREAMS = StreamCounts(
     connections=1, streams=2, streams_opened=3, streams_completed=4, streams_failed=5, streams_reclaimed=6, requests=7,
-    packets=8, bytes_in={"a": 9, "b": 10}, bytes_out={"a": 11},
+    packets=8, bytes_in={"a": 9, "b": 10}, bytes_out={"a": 11}, exchanges=38, exchanged_blocks=39,
+    exchange_seconds={"store": 4.0, "watch": 0.25},
 )  # fmt: skip
 SCRUBBED = ScrubCounts(rounds=1, blocks=2, bytes=3, bad_cells=4, errors=5)
 
@@ -96,6 +97,7 @@ def test_each_metric_of_the_datanode_is_its_own_figure(world: World) -> None:
     expected = {
         "connections": 1, "streams": 2, "streams_opened_total": 3, "streams_completed_total": 4,
         "streams_failed_total": 5, "streams_reclaimed_total": 6, "requests_total": 7, "packets_total": 8,
+        "exchanges_total": 38, "exchanged_blocks_total": 39,
         "block_tokens_refused_total": 37, "forwarded_requests_total": 32, "fetched_bytes_total": 33, "installing": 1,
         "checkpoint_bytes_sent_total": 35, "copies": 3, "unhealthy_copy_blocks": 31,
         "file_fsyncs_total": world.blocks.fsyncs.files, "used_bytes": 700,
@@ -104,12 +106,14 @@ def test_each_metric_of_the_datanode_is_its_own_figure(world: World) -> None:
         assert found[f'stratolog_datanode_{name}{{datanode="dn1"}}'] == figure, name
     assert found['stratolog_datanode_free_bytes{datanode="dn1"}'] > 0
     assert world.metrics()['stratolog_datanode_block_tokens_refused_total{datanode="dn1"}'] == 0
-    peers = {
+    labelled = {
         'bytes_in_total{datanode="dn1",peer="a"}': 9, 'bytes_in_total{datanode="dn1",peer="b"}': 10,
         'bytes_out_total{datanode="dn1",peer="a"}': 11,
+        'exchange_seconds_total{datanode="dn1",step="store"}': 4.0,
+        'exchange_seconds_total{datanode="dn1",step="watch"}': 0.25,
     }  # fmt: skip
-    for name, figure in peers.items():
-        assert found[f"stratolog_datanode_{name}"] == figure
+    for name, value in labelled.items():
+        assert found[f"stratolog_datanode_{name}"] == value
 
 
 def test_every_metric_is_described_and_none_besides(world: World) -> None:
@@ -132,7 +136,7 @@ def test_the_status_tells_the_datanode_its_parts_and_its_store(world: World) -> 
         "scrub": asdict(SCRUBBED),
         "streams": {
             "connections": 1, "active": 2, "opened": 3, "completed": 4, "failed": 5, "reclaimed": 6, "requests": 7,
-            "packets": 8, "bytes_in": {"a": 9, "b": 10}, "bytes_out": {"a": 11},
+            "packets": 8, "bytes_in": {"a": 9, "b": 10}, "bytes_out": {"a": 11}, "exchanges": 38, "exchanged_blocks": 39,
         },
         "block_tokens": {"demanded": False}, "forwarded_requests": 32, "heartbeats": 36,
     }  # fmt: skip

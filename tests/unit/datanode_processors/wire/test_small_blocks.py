@@ -16,6 +16,7 @@ from datanode_processors.blocks.fsync import CLOSE
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.core.small_blocks import STORED, check_opening, child_error, joined, small_blocks
+from datanode_processors.wire.counters import EXCHANGE_STEPS
 from datanode_processors.wire.wire import read_error, read_record
 from schemas import stream_errors as codes
 from schemas.codecs.codec import decode
@@ -98,6 +99,21 @@ def test_blocks_are_on_every_replica_and_committed_once(nodes: list[Datanode]) -
     assert [len(batch.blocks) for batch in nodes[0].pipelines.batches] == [4]
     assert not nodes[1].pipelines.batches
     assert not nodes[2].pipelines.batches
+
+
+def test_the_steps_of_an_exchange_are_counted_also_of_one_that_failed(nodes: list[Datanode]) -> None:
+    begun_s = time.monotonic()
+    ask(nodes[0], blocks_together(chain(nodes), BLOCKS))
+    lasted_s = time.monotonic() - begun_s
+    nodes[2].stop()
+    with pytest.raises(BlockError):
+        ask(nodes[0], blocks_together(chain(nodes), [(9, b"data")]))
+    root, middle = (node.server.snapshot() for node in nodes[:2])
+    assert (root.exchanges, root.exchanged_blocks) == (2, len(BLOCKS) + 1)
+    assert all(root.exchange_seconds[step] > 0 for step in EXCHANGE_STEPS)
+    assert sum(root.exchange_seconds[step] for step in ("commit", "watch")) < lasted_s
+    assert middle.exchange_seconds["store"] > 0
+    assert (middle.exchange_seconds["commit"], middle.exchange_seconds["watch"]) == (0, 0), "that is the root's"
 
 
 def test_each_file_is_fsynced_and_the_directory_once(nodes: list[Datanode]) -> None:
