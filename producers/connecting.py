@@ -7,7 +7,7 @@ from functools import partial
 from producers.direct.brokers_word import BrokersWord
 from producers.direct.direct_transport import DirectTransport
 from producers.direct.fallback import FallbackConnection
-from producers.reads.leaders_group import find_nodes
+from producers.reads.leaders_group import known_nodes
 from producers.requests.engine import RequestConnection, RequestEngine, RequestSettings, connect_to_kafka
 
 
@@ -24,7 +24,7 @@ def connect(settings: RequestSettings, client_id: bytes) -> RequestConnection:
     direct = DirectTransport(
         settings.nodes, client_id, connect_timeout_ms=None, tls=settings.tls, credentials=settings.credentials
     )
-    return FallbackConnection(kafka, direct, BrokersWord(partial(find_nodes, settings.bootstrap_servers)))
+    return FallbackConnection(kafka, direct, BrokersWord(partial(known_nodes, settings.bootstrap_servers)))
 
 
 def open_engine(settings: RequestSettings) -> RequestEngine:

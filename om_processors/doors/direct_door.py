@@ -225,6 +225,8 @@ class DirectDoor:
             return
         leader = self._leader_of(shard)
         message = f"shard {shard} is not led by {self.node}, but by {leader.node or 'nobody'}"
+        if leader.node == self.node:  # as far as this node has read: its claim begins, or has just ended
+            message = f"shard {shard} is not led by {self.node} just now"
         responses: list[bytes] = []
         for value in requests:
             try:

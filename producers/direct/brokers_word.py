@@ -4,8 +4,9 @@ Two clusters may have as many shards, and even the same name. The nodes of the b
 leaders' group, at the addresses with which they claim shards. The rules:
 
 1. The brokers are asked on a thread, beside the calls. Until they have answered, no leader passes.
-2. A leader that they do not name does not pass. They are asked again about it, as it may have joined since.
-3. If the brokers have never named a node (they are silent, or the client may not ask), every leader passes.
+2. A leader that they do not name does not pass, also if they name nobody. They are asked again about it, as it may have
+   joined since.
+3. If the brokers have never answered (they are silent, or the client may not ask), every leader passes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FIND_S = 5.0
 AGAIN_S = 5.0
 """How long after a question the next one may be asked, about a leader that the brokers did not name."""
 SILENT_AGAIN_S = 60.0
-"""The same while the brokers have never named a node."""
+"""The same while the brokers have never answered."""
 
 
 class BrokersWord:
@@ -34,7 +35,7 @@ class BrokersWord:
         self._find = find
         self._lock = threading.Lock()
         self._known: frozenset[str] | None = None
-        """The addresses that the brokers named last; None: they have never named any."""
+        """The addresses that the brokers named last; None: they have never answered."""
         self._answered = self._asking = False
         self._again_s = float("-inf")
         self._doubted: set[str] = set()
@@ -79,6 +80,6 @@ class BrokersWord:
                 self._again_s = time.monotonic() + (SILENT_AGAIN_S if known is None else AGAIN_S)
         if strange and known is not None:
             logger.warning(
-                "calls go through the brokers: they know the nodes %s, and not the leader at %s, which may be one of "
-                "another cluster", ", ".join(sorted(known)), ", ".join(strange),
+                "calls go through the brokers: they know %s, and not the leader at %s, which may be one of another "
+                "cluster", f"the nodes {', '.join(sorted(known))}" if known else "no node", ", ".join(strange),
             )  # fmt: skip

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import random
 import select
 import socket
 import threading
@@ -20,8 +21,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
-from producers.direct.core.link_talk import LinkFailed, OtherCluster
+from producers.direct.core.link_talk import LinkFailed, NodeFull, OtherCluster
 from producers.direct.core.one_cluster import OneCluster
+from producers.direct.core.reconnecting import Reconnecting
 from producers.direct.core.routes import Routes
 from producers.direct.node_link import NodeLink
 from producers.errors import NOT_CONNECTED, NotConnected
@@ -38,9 +40,6 @@ from schemas.security.tls import ProcessTls
 
 logger = logging.getLogger("stratolog.client")
 
-FIRST_PAUSE_S = 0.05
-LAST_PAUSE_S = 1.0
-"""How long after a failed connection the next one is tried; doubled each time."""
 MAX_WAITING_LOOKUPS = 10_000
 CONNECT_STEP_MS = 50.0
 
@@ -66,8 +65,9 @@ class DirectTransport:
         self._routes = Routes(addresses)
         self._cluster = OneCluster()
         self._links: dict[str, NodeLink] = {}
-        self._again_s: dict[str, tuple[float, float]] = {}
-        """When to connect again to a node that was not reached, and the pause after that."""
+        self._reconnecting = Reconnecting(random.Random(client_id).random)
+        self._wanted: set[int] = set()
+        """Shards that somebody has wanted since ``serve``, while no connection to their leader was open."""
         self._faults: dict[str, str] = {}
         self._lock = threading.Lock()
         self._parked: dict[int, dict[int, Call]] = {}
@@ -133,12 +133,19 @@ class DirectTransport:
             if link is None or not link.is_open:
                 with self._lock:
                     self._parked.setdefault(shard, {}).update((call.call_id, call) for call in group)
+                self.want(shard)
                 continue
             if not link.write(_frames_of(shard, group, self._credentials)):
                 if link.is_open:  # else it was closed meanwhile: its shards are lost, and their calls are sent again
                     logger.warning("%d requests were not sent: %s does not read", len(group), link.address)
             elif link.has_unsent:
                 self._wake()
+
+    def want(self, shard: int) -> None:
+        """Have the shard's leader connected soon, also if it had no room for this client a while ago."""
+        if shard not in self._wanted:
+            self._wanted.add(shard)
+            self._wake()
 
     def look_up(self, read: DoorRead, shard: int) -> Future[DoorRows] | None:
         """Ask for rows, the shard's leader first. The future fails with LinkFailed.
@@ -156,6 +163,8 @@ class DirectTransport:
         leader = self._links.get(self._routes.leader_of(shard))
         if leader is not None and leader.is_open:
             yield leader
+        else:
+            self.want(shard)
         for link in list(self._links.values()):
             if link is not leader and link.is_open:
                 yield link
@@ -203,6 +212,8 @@ class DirectTransport:
             if (ready := self._by_number.get(number)) is None:
                 with suppress(BlockingIOError):
                     self._wake_read.recv(4096)
+                if self._wanted:
+                    self._connect()
                 continue
             try:
                 if events & select.POLLOUT:
@@ -215,7 +226,7 @@ class DirectTransport:
                     logger.warning("a node is left out: %s", error)
                 self._drop(ready, str(error))
             except LinkFailed as error:
-                self._drop(ready, str(error))
+                self._drop(ready, str(error), is_full=isinstance(error, NodeFull))
 
     def _take(self, frame: DoorFrame, values: list[bytes]) -> None:
         match frame.kind:
@@ -259,20 +270,28 @@ class DirectTransport:
             except LinkFailed as error:
                 self._drop(link, str(error))
         self._connect()
+        self._wanted.clear()
         self._send_parked()
         self._forget_expired()
 
     def _connect(self) -> None:
         now_s = time.monotonic()
+        wanted = self._wanted_addresses()
         for address in self._routes.addresses:
-            due_s, pause_s = self._again_s.get(address, (0.0, FIRST_PAUSE_S))
-            if address in self._links or now_s < due_s:
+            if address in self._links or not self._reconnecting.is_due(address, now_s, wanted=address in wanted):
                 continue
-            self._again_s[address] = (now_s + pause_s, min(2 * pause_s, LAST_PAUSE_S))
+            self._reconnecting.tried(address, now_s)
             try:
                 self._links[address] = NodeLink(address, self._client, self._tls, self._credentials, self._cluster)
             except LinkFailed as error:
                 self._faults[address] = str(error)
+
+    def _wanted_addresses(self) -> set[str]:
+        """Return the nodes for which something waits: leaders of shards, or all nodes while one of those is unknown."""
+        with self._lock:
+            shards = self._wanted | {shard for shard, calls in self._parked.items() if calls}
+        leaders = {self._routes.leader_of(shard) for shard in shards}
+        return set(self._routes.addresses) if "" in leaders or not self._routes.shards else leaders
 
     def _forget_expired(self) -> None:
         """Drop calls that wait for a way beyond their deadline."""
@@ -282,7 +301,7 @@ class DirectTransport:
                 for number in [number for number, call in calls.items() if call.deadline_ms <= now_ms]:
                     del calls[number]
 
-    def _drop(self, link: NodeLink, why: str) -> None:
+    def _drop(self, link: NodeLink, why: str, *, is_full: bool = False) -> None:
         if self._links.get(link.address) is not link:
             return
         if link.is_open or link.address not in self._faults:
@@ -294,8 +313,11 @@ class DirectTransport:
             del self._by_number[link.sock.fileno()]
             self._poll.unregister(link.sock)
         link.close()
-        if was_open:
-            self._again_s[link.address] = (0.0, FIRST_PAUSE_S)
+        if is_full:
+            put_off = self._reconnecting.made_room if was_open else self._reconnecting.full
+            put_off(link.address, time.monotonic())
+        elif was_open:
+            self._reconnecting.lost(link.address)
         self._lost.update(
             shard for shard in range(self._routes.shards) if self._routes.leader_of(shard) == link.address
         )

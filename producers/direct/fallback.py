@@ -42,7 +42,10 @@ class FallbackConnection:
         self._kafka_until_s = 0.0
 
     def _is_direct(self, shard: int) -> bool:
-        return self._direct.reaches(shard) and self._is_ours(shard)
+        if not self._direct.reaches(shard):
+            self._direct.want(shard)
+            return False
+        return self._is_ours(shard)
 
     def _is_ours(self, shard: int) -> bool:
         """Whether the node that leads a shard, as the nodes say, is of the brokers' cluster."""

@@ -6,8 +6,10 @@ holds the address of its HTTP API (``schemas/leader_names.py``). The question jo
 
 from __future__ import annotations
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
+from collections.abc import Sequence
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, MemberDescription
 
 from producers.errors import NOT_CONNECTED, NotConnected
 from producers.reads.node_addresses import address_of
@@ -19,26 +21,40 @@ from schemas.leader_names import node_and_address
 from schemas.topics import LEADER_GROUP
 
 
+class NoNode(NotConnected):
+    """The brokers have answered: no node may lead."""
+
+
+def known_nodes(brokers: Brokers, timeout_s: float) -> list[str]:
+    """Return what :func:`find_nodes` does, or nothing if no node is in the group."""
+    try:
+        return find_nodes(brokers, timeout_s)
+    except NoNode:
+        return []
+
+
 def find_nodes(brokers: Brokers, timeout_s: float) -> list[str]:
     """Return the addresses of the nodes in the leaders' group, as the brokers know them.
 
-    Raises NotConnected if no broker answers in time, or the group has no node.
+    Raises NoNode if the group has no node, and another NotConnected if no broker answers in time.
     """
     check_listening(str(brokers), timeout_s)
     troubles = ConnectionTroubles(brokers)
     admin = AdminClient(common_settings(brokers, troubles))
+    members: Sequence[MemberDescription] = ()
     try:
         asked = admin.describe_consumer_groups([LEADER_GROUP], request_timeout=timeout_s)
-        group = asked[LEADER_GROUP].result(timeout_s + 1)
+        members = asked[LEADER_GROUP].result(timeout_s + 1).members
     except (KafkaException, TimeoutError) as error:
         admin.poll(0)
-        raise NotConnected(
-            NOT_CONNECTED,
-            f"brokers {brokers} do not tell which nodes there are (or give read_from): {troubles or error}",
-        ) from error
-    found = sorted(node_and_address(member.client_id) for member in group.members)
+        if not _is_unknown_group(error):
+            raise NotConnected(
+                NOT_CONNECTED,
+                f"brokers {brokers} do not tell which nodes there are (or give read_from): {troubles or error}",
+            ) from error
+    found = sorted(node_and_address(member.client_id) for member in members)
     if not found:
-        raise NotConnected(
+        raise NoNode(
             NOT_CONNECTED, "no node is in the group of those that may lead; give read_from to read from others"
         )
     addresses = [address for _, address in found if is_address(address)]
@@ -46,6 +62,12 @@ def find_nodes(brokers: Brokers, timeout_s: float) -> list[str]:
         names = ", ".join(node for node, _ in found)
         raise NotConnected(NOT_CONNECTED, f"nodes {names} do not tell the brokers where they are: give read_from")
     return addresses
+
+
+def _is_unknown_group(error: Exception) -> bool:
+    """Whether brokers say that there is no such group: Kafka 4 forgets one without members, or never had it."""
+    told = error.args[0] if isinstance(error, KafkaException) else None
+    return isinstance(told, KafkaError) and told.code() == KafkaError.GROUP_ID_NOT_FOUND
 
 
 def is_address(told: str) -> bool:

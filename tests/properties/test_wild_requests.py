@@ -29,10 +29,9 @@ from tests.support.om.door_site import DoorSite
 
 @pytest.fixture
 def site() -> Iterator[DoorSite]:
-    found = DoorSite(signed=True)
-    found.position.index = 10_000
-    yield found
-    found.close()
+    with DoorSite(signed=True) as found:
+        found.position.index = 10_000
+        yield found
 
 
 def test_no_wild_request_passes_unsigned_and_none_stops_the_gate(site: DoorSite, tmp_path: Path) -> None:

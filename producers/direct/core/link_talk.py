@@ -13,6 +13,7 @@ from schemas.door.frames import DOOR_PATH, UPGRADE, BadDoorFrame, DoorFrame, Doo
 from schemas.door.talk import DoorRole, DoorTalk
 from schemas.privilege import AUTHORIZATION
 from schemas.records.datanode import StreamError
+from schemas.result_codes import OVERLOADED
 from schemas.transitions import next_state
 
 MAX_HEAD_BYTES = 16 * 1024
@@ -50,6 +51,10 @@ LINK_STATES: Mapping[LinkState, Mapping[LinkEvent, LinkState]] = {
 
 class LinkFailed(Exception):
     """The connection is of no further use; the text says why."""
+
+
+class NodeFull(LinkFailed):
+    """The node has no room for the connection, or needs its room for others."""
 
 
 class OtherCluster(LinkFailed):
@@ -120,7 +125,7 @@ class LinkTalk:
                 self._check_cluster()
                 self._after(LinkEvent.GREETED)
             elif frame.kind is DoorKind.ERROR:
-                raise LinkFailed(_text_of(frame.payload))
+                raise _error_of(frame.payload)
             else:
                 yield frame
 
@@ -149,23 +154,25 @@ class LinkTalk:
             elif event is h11.NEED_DATA:
                 return b""
             else:
-                raise LinkFailed(self._refusal())
+                raise self._refusal()
 
-    def _refusal(self) -> str:
+    def _refusal(self) -> LinkFailed:
         if self._answer is None:
-            return "the node has closed the connection"
+            return LinkFailed("the node has closed the connection")
         status, text = self._answer.status_code, self._body.decode(errors="replace")
         if status == 404:
-            return "the node has no direct door: its software is older, or it is still opening its replicas"
-        return f"the node answers with HTTP {status}: {text}"
+            return LinkFailed("the node has no direct door: its software is older, or it is still opening its replicas")
+        kind = NodeFull if status == 503 and OVERLOADED in text else LinkFailed
+        return kind(f"the node answers with HTTP {status}: {text}")
 
     def _after(self, event: LinkEvent) -> None:
         self.state = next_state(LINK_STATES, self.state, event)
 
 
-def _text_of(payload: bytes) -> str:
+def _error_of(payload: bytes) -> LinkFailed:
     try:
         error = decode_as(StreamError, payload)
     except Undecodable:
-        return "the node ended the connection with an error that cannot be read"
-    return f"{error.datanode} ended the connection: {error.code}: {error.message}"
+        return LinkFailed("the node ended the connection with an error that cannot be read")
+    kind = NodeFull if error.code == OVERLOADED else LinkFailed
+    return kind(f"{error.datanode} ended the connection: {error.code}: {error.message}")

@@ -7,8 +7,8 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from types import SimpleNamespace
-from typing import Any
+from types import SimpleNamespace, TracebackType
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -84,15 +84,22 @@ class AnsweringLeader:
         )  # fmt: skip
         return Reply(proposal=proposal, response=encode(answer))
 
-    def end(self) -> None:
-        """End the leadership."""
+    def stop(self) -> None:
+        """Let the thread end, behind what was put."""
         self._queue.put(None)
         self._thread.join(JOIN_S)
+
+    def end(self) -> None:
+        """End the leadership."""
+        self.stop()
         self.calls.end("the leadership ended")
 
 
 class DoorSite:
-    """One node of one shard; it leads once :meth:`lead` is called. If it is ``signed``, it demands signatures."""
+    """One node of one shard; it leads once :meth:`lead` is called. If it is ``signed``, it demands signatures.
+
+    It ends with its ``with`` block.
+    """
 
     def __init__(self, *, node: str = "om1", cluster: str = "c", signed: bool = False) -> None:
         self.world = World()
@@ -106,6 +113,7 @@ class DoorSite:
         self.hurried = 0
         self.failures: list[BaseException] = []
         self.leader: AnsweringLeader | None = None
+        self._led: list[AnsweringLeader] = []
         replica: Any = self
         consistency: Any = self
         self.lookups = DoorLookups({0: replica}, consistency, self.failures.append)
@@ -148,6 +156,7 @@ class DoorSite:
         """Lead from now on."""
         self.follow(term, "om1", address or self.address)
         self.leader = AnsweringLeader(0, self.identities)
+        self._led.append(self.leader)
         intake: Any = self.leader
         self.door.opened(0, intake)
         return self.leader
@@ -169,9 +178,19 @@ class DoorSite:
 
         with suppress(TimeoutError):
             self.do(end())
+        for leader in self._led:  # while the loop runs, which takes the answers
+            leader.stop()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(JOIN_S)
         self.loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def add_key(self, name: str, size: int = 0) -> None:
         session = self.world.session(CreateKey(volume="vol1", bucket="bucket1", key=name, size=size))

@@ -33,9 +33,8 @@ def broker() -> Iterator[MemoryBroker]:
 
 @pytest.fixture
 def site() -> Iterator[DoorSite]:
-    found = DoorSite()
-    yield found
-    found.close()
+    with DoorSite() as found:
+        yield found
 
 
 def settings(brokers: str = "", *nodes: str) -> RequestSettings:
@@ -74,11 +73,11 @@ def test_with_both_the_brokers_are_asked_which_nodes_are_theirs(
 ) -> None:
     asked: queue.SimpleQueue[tuple[Brokers, float]] = queue.SimpleQueue()
 
-    def find_nodes(brokers: Brokers, timeout_s: float) -> list[str]:
+    def known_nodes(brokers: Brokers, timeout_s: float) -> list[str]:
         asked.put((brokers, timeout_s))
         return ["other:1"]
 
-    monkeypatch.setattr(connecting, "find_nodes", find_nodes)
+    monkeypatch.setattr(connecting, "known_nodes", known_nodes)
     site.lead()
     with closing(connect(settings(broker.bootstrap_servers, site.address), CLIENT_ID)) as found:
         assert asked.get(timeout=30) == (broker.bootstrap_servers, 5.0)

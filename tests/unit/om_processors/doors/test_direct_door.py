@@ -6,7 +6,6 @@ import asyncio
 import random
 import re
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from schemas.records.datanode import StreamError
 from schemas.records.door import DoorLeaders, DoorRead, DoorRows
 from schemas.records.messages import CreateVolume, PutKey, Requests, Response
 from schemas.records.rows import KeyInfo
+from tests.support.local.waiting import eventually
 from tests.support.om.door_site import DoorSite
 from tests.support.om.om_world import request_of
 from tests.support.om.raw_door import HELLO, RawDoor
@@ -34,16 +34,8 @@ WAIT_S = 30.0
 
 @pytest.fixture
 def site() -> Iterator[DoorSite]:
-    found = DoorSite()
-    yield found
-    found.close()
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
+    with DoorSite() as found:
+        yield found
 
 
 def test_the_door_is_for_those_who_know_it(site: DoorSite):
@@ -98,7 +90,7 @@ def test_a_peer_that_breaks_the_rules_is_told_and_left(site: DoorSite, sent: byt
         site.lead()
         good.sock.sendall(door_frame(DoorKind.REQUESTS, encode(request_of(CreateVolume(volume="v")))))
         assert decode_as(Response, good.hear(DoorKind.ANSWERS).payload).status == "OK"
-    wait_until(lambda: site.door.connections == 0)
+    eventually(lambda: site.door.connections == 0)
 
 
 def test_any_bytes_end_one_connection_and_nothing_else(site: DoorSite):
@@ -117,7 +109,7 @@ def test_any_bytes_end_one_connection_and_nothing_else(site: DoorSite):
             peer.sock.shutdown(socket.SHUT_WR)
             while peer.sock.recv(65536):
                 pass
-    wait_until(lambda: site.door.connections == 0)
+    eventually(lambda: site.door.connections == 0)
     assert not leader.calls, "whatever was executed was answered"
     with RawDoor(site.address, timeout_s=WAIT_S) as peer:
         peer.sock.sendall(door_frame(DoorKind.REQUESTS, value))
@@ -130,7 +122,7 @@ def test_more_connections_than_are_taken_are_refused(site: DoorSite, monkeypatch
         answer = httpx.get(f"http://{site.address}/v1/door", headers={"Upgrade": UPGRADE}, trust_env=False)
         assert (answer.status_code, answer.json()["error"]) == (503, "OVERLOADED")
         assert "2 direct connections are open at om1" in answer.json()["message"]
-    wait_until(lambda: site.door.connections == 0)
+    eventually(lambda: site.door.connections == 0)
     with RawDoor(site.address, timeout_s=WAIT_S):
         pass
 
@@ -437,11 +429,11 @@ def test_the_door_looks_for_silent_clients_while_there_are_any(site: DoorSite, m
         RawDoor(site.address, hello=b"", timeout_s=WAIT_S) as silent,
     ):
         assert silent.refusal() == "no HELLO within 0 s"
-        wait_until(lambda: site.door.connections == 1)
+        eventually(lambda: site.door.connections == 1)
         site.follow(9, "om3", "10.0.0.3:9871")  # no leader of this node says so: the door finds it out by looking
         while decode_as(DoorLeaders, polite.hear(DoorKind.LEADERS).payload).leaders[0].term != 9:
             pass
-    wait_until(lambda: site.door.connections == 0)
+    eventually(lambda: site.door.connections == 0)
     with RawDoor(site.address, hello=b"", timeout_s=WAIT_S) as another:
         assert another.refusal() == "no HELLO within 0 s", "after a rest it looks again"
 
@@ -505,7 +497,7 @@ def test_a_session_waits_until_the_node_has_applied_what_it_names(site: DoorSite
     )
     with RawDoor(site.address, timeout_s=WAIT_S) as peer:
         peer.sock.sendall(door_frame(DoorKind.READ, encode(behind), number=1))
-        wait_until(lambda: site.hurried)
+        eventually(lambda: site.hurried)
         peer.sock.sendall(door_frame(DoorKind.READ, encode(there), number=2))
         assert peer.hear(DoorKind.ROWS).number == 2
         assert site.asked == [], "nobody asks the leader"
@@ -519,7 +511,7 @@ def test_no_more_lookups_of_a_shard_wait_than_the_limit_says(site: DoorSite, mon
     read = encode(DoorRead(consistency="session", index=101, volume="vol1", bucket="bucket1", keys=["k"]))
     with RawDoor(site.address, timeout_s=WAIT_S) as peer:
         peer.sock.sendall(door_frame(DoorKind.READ, read, number=1))
-        wait_until(lambda: site.hurried)
+        eventually(lambda: site.hurried)
         peer.sock.sendall(b"".join(door_frame(DoorKind.READ, read, number=number) for number in (2, 3)))
         frame = peer.hear(DoorKind.ROWS)
         assert (frame.number, decode_as(DoorRows, frame.payload).status) == (3, "OVERLOADED")
@@ -536,7 +528,7 @@ def test_who_waits_for_an_index_that_never_comes_holds_up_nobody(site: DoorSite,
     linearizable = door_frame(DoorKind.READ, encode(DoorRead(consistency="linearizable", index=0, **place)), number=3)
     with RawDoor(site.address, timeout_s=WAIT_S) as hostile, RawDoor(site.address, timeout_s=WAIT_S) as honest:
         hostile.send(never)
-        wait_until(lambda: site.hurried)
+        eventually(lambda: site.hurried)
         honest.send(soon + linearizable)
         assert honest.hear(DoorKind.ROWS).number == 3
         site.position.index = 101

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import struct
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +17,7 @@ from schemas.codecs.codec import decode_as, encode
 from schemas.door.frames import DOOR_LIMITS, HEADER_BYTES, MAX_READ_KEYS, DoorKind, door_frame
 from schemas.records.door import DoorRead, DoorRows
 from schemas.records.messages import CreateVolume, PutKey, Response
+from tests.support.local.waiting import eventually
 from tests.support.om.door_site import DoorSite
 from tests.support.om.om_world import request_of
 from tests.support.om.raw_door import HELLO, UPGRADING, DoorClosed, RawDoor
@@ -31,16 +31,8 @@ CUT_OFF = struct.pack("ii", 1, 0)
 
 @pytest.fixture
 def site() -> Iterator[DoorSite]:
-    found = DoorSite()
-    yield found
-    found.close()
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
+    with DoorSite() as found:
+        yield found
 
 
 def served(door: RawDoor) -> bool:
@@ -68,18 +60,18 @@ def test_the_greediest_of_all_connections_makes_room(site: DoorSite, monkeypatch
         RawDoor(site.address) as fourth,
     ):
         small.send(half[:900_000])
-        wait_until(lambda: site.door._held_bytes == 900_000)
+        eventually(lambda: site.door._held_bytes == 900_000)
         greedy.send(half)
-        wait_until(lambda: site.door._held_bytes == 900_000 + len(half))
+        eventually(lambda: site.door._held_bytes == 900_000 + len(half))
         third.send(half[:300_000])
         told = greedy.refusal()
         assert "the direct connections of om1 hold " in told
         assert f"this one holds most, {len(half)}" in told
-        wait_until(lambda: site.door.connections == 3)
-        wait_until(lambda: site.door._held_bytes == 1_200_000)
+        eventually(lambda: site.door.connections == 3)
+        eventually(lambda: site.door._held_bytes == 1_200_000)
         assert not leader.calls
         assert served(fourth)
-    wait_until(lambda: site.door.connections == 0)
+    eventually(lambda: site.door.connections == 0)
     assert site.door._held_bytes == 0
 
 
@@ -90,13 +82,13 @@ def test_while_much_is_held_each_connection_may_have_less_unanswered(site: DoorS
     with RawDoor(site.address) as door:
         for _ in range(6):
             door.send(door_frame(DoorKind.REQUESTS, LARGE))
-        wait_until(lambda: len(leader.executed) == 6)
+        eventually(lambda: len(leader.executed) == 6)
         (connection,) = site.door._connections
-        wait_until(lambda: not connection._reads_on)
+        eventually(lambda: not connection._reads_on)
         assert site.door.crowded
         answers = [found for found, _ in list(leader.calls._open.values())]
         assert len(answers) == 6
-    wait_until(lambda: site.door.connections == 0)
+    eventually(lambda: site.door.connections == 0)
     assert not site.door.crowded
 
 
@@ -107,13 +99,13 @@ def test_lookups_count_as_unanswered_by_their_keys(site: DoorSite, monkeypatch: 
     with RawDoor(site.address) as door:
         read = DoorRead(consistency="session", index=9, volume="vol1", bucket="bucket1", keys=["k"] * 20)
         door.send(door_frame(DoorKind.READ, encode(read)) * 3)
-        wait_until(lambda: site.door.connections == 1)
+        eventually(lambda: site.door.connections == 1)
         (connection,) = site.door._connections
-        wait_until(lambda: not connection._reads_on)
+        eventually(lambda: not connection._reads_on)
         site.position.index = 9
         for _ in range(3):
             assert decode_as(DoorRows, door.hear(DoorKind.ROWS).payload).status == "OK"
-        wait_until(lambda: connection._reads_on)
+        eventually(lambda: connection._reads_on)
         assert (connection._unanswered, connection._unanswered_bytes) == (0, 0)
 
 
@@ -150,12 +142,12 @@ def test_lookups_of_a_client_that_has_gone_are_not_answered(site: DoorSite, monk
     read = DoorRead(consistency="session", index=9, volume="vol1", bucket="bucket1", keys=["k"] * 20)
     with RawDoor(site.address) as door:
         door.send(door_frame(DoorKind.READ, encode(read)) * 50)
-        wait_until(lambda: site.hurried)
-    wait_until(lambda: site.door.connections == 0)
+        eventually(lambda: site.hurried)
+    eventually(lambda: site.door.connections == 0)
     site.position.index = 9
     with RawDoor(site.address) as door:
         assert door.look_up("vol1", "bucket1", ["k"], "linearizable").status == "OK"
-    wait_until(lambda: site.lookups._answering is None)
+    eventually(lambda: site.lookups._answering is None)
     assert len(site.opened) < 5, "a snapshot for the one that is there"
 
 
@@ -187,9 +179,9 @@ def test_a_connection_may_be_cut_at_any_byte(site: DoorSite, reset: bool):
                 if reset:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, CUT_OFF)
         assert served(good)
-        wait_until(lambda: site.door.connections == 1)
-        wait_until(lambda: site.door._held_bytes == 0)
-    wait_until(lambda: not leader.calls)
+        eventually(lambda: site.door.connections == 1)
+        eventually(lambda: site.door._held_bytes == 0)
+    eventually(lambda: not leader.calls)
 
 
 def test_garbage_behind_the_upgrade_is_named(site: DoorSite):
@@ -200,7 +192,7 @@ def test_garbage_behind_the_upgrade_is_named(site: DoorSite):
             with RawDoor(site.address, hello=rng.randbytes(rng.randrange(2, 4_000))) as bad:
                 assert bad.refusal().startswith(("a frame begins with", "framing version"))
         assert served(good)
-    wait_until(lambda: site.door.connections == 0)
+    eventually(lambda: site.door.connections == 0)
 
 
 @pytest.mark.parametrize("kind", list(DoorKind))
@@ -228,7 +220,7 @@ def test_a_client_that_floods_and_reads_nothing_is_not_heard_and_others_are_serv
                 assert site.door._held_bytes < 64 * 1024 * 1024
         assert sent < most, "the node reads no more from it"
         assert served(good)
-    wait_until(lambda: site.door.connections == 0)
+    eventually(lambda: site.door.connections == 0)
 
 
 # -- connections of the HTTP server ------------------------------------------------------------------------------------
@@ -257,17 +249,17 @@ def test_silence_keeps_nobody_out(site: DoorSite, monkeypatch: pytest.MonkeyPatc
     server: Any = site._runner.server
     server.most = 10
     silent = crowd(site, 60)
-    wait_until(lambda: server.displaced + server.refused + len(server._idle) == 60)
+    eventually(lambda: server.displaced + server.refused + len(server._idle) == 60)
     doors = [RawDoor(site.address) for _ in range(9)]
     assert all(served(door) for door in doors)
     silent += crowd(site, 60)
     assert all(served(door) for door in doors), "what is at work stays"
-    wait_until(lambda: len(server._open) == 10 and not server._coming)
+    eventually(lambda: len(server._open) == 10 and not server._coming)
     for one in silent:
         one.close()
     for door in doors:
         door.close()
-    wait_until(lambda: len(server._open) == 0)
+    eventually(lambda: len(server._open) == 0)
 
 
 def test_beyond_the_limit_connections_that_cannot_make_room_are_told(site: DoorSite):
@@ -281,7 +273,7 @@ def test_beyond_the_limit_connections_that_cannot_make_room_are_told(site: DoorS
     assert server.refused == 40
     assert all(served(door) for door in doors)
     doors.pop().close()
-    wait_until(lambda: len(server._open) == 2)
+    eventually(lambda: len(server._open) == 2)
     with RawDoor(site.address) as again:
         assert served(again)
     for door in doors:
@@ -294,8 +286,8 @@ def test_refusals_themselves_are_bounded(site: DoorSite, monkeypatch: pytest.Mon
     server: Any = site._runner.server
     server.most = 0
     waiting = crowd(site, 30)
-    wait_until(lambda: server.refused == 30)
+    eventually(lambda: server.refused == 30)
     assert len(server._refusing) <= 5
-    wait_until(lambda: not server._refusing)
+    eventually(lambda: not server._refusing)
     for one in waiting:
         one.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 import httpx
@@ -17,6 +17,7 @@ from schemas.codecs.codec import decode_as, encode
 from schemas.door.frames import UPGRADE, DoorKind, door_frame
 from schemas.records.datanode import StreamError
 from schemas.records.messages import CreateVolume, Response
+from tests.support.local.waiting import eventually
 from tests.support.om.door_site import DoorSite
 from tests.support.om.om_world import request_of
 from tests.support.om.raw_door import DoorClosed, RawDoor
@@ -32,16 +33,8 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[DoorSite]:
     monkeypatch.setattr(direct_door, "MAX_DOOR_CONNECTIONS", PLACES)
     monkeypatch.setattr(direct_door, "LOOK_INTERVAL_S", 0.02)
     monkeypatch.setattr(room, "REST_S", REST_S)
-    found = DoorSite()
-    yield found
-    found.close()
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
+    with DoorSite() as found:
+        yield found
 
 
 def raw(site: DoorSite) -> RawDoor:
@@ -78,7 +71,7 @@ def test_who_has_rested_longest_is_told_and_makes_room(site: DoorSite):
         assert served(second)
         assert served(third)
         assert served(first)
-        wait_until(lambda: resting(site) == PLACES)
+        eventually(lambda: resting(site) == PLACES)
         with raw(site) as new:
             assert served(new)
             error = decode_as(StreamError, second.hear(DoorKind.ERROR).payload)
@@ -89,9 +82,9 @@ def test_who_has_rested_longest_is_told_and_makes_room(site: DoorSite):
             assert second.sock.recv(1) == b""
             assert served(first)
             assert served(third)
-            wait_until(lambda: site.door.connections == PLACES)
+            eventually(lambda: site.door.connections == PLACES)
             assert not site.door._leaving
-    wait_until(lambda: site.door.connections == 0)
+    eventually(lambda: site.door.connections == 0)
 
 
 def test_who_has_just_worked_does_not_make_room(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
@@ -108,12 +101,12 @@ def test_who_waits_for_an_answer_or_sends_a_frame_never_makes_room(site: DoorSit
     with raw(site) as waiting, raw(site) as sending, raw(site) as resting_one:
         waiting.send(REQUEST)
         sending.send(REQUEST[:-1])
-        wait_until(lambda: len(leader.executed) == 1)
-        wait_until(lambda: resting(site) == 1)
+        eventually(lambda: len(leader.executed) == 1)
+        eventually(lambda: resting(site) == 1)
         with raw(site) as new:
             assert "rested longest" in resting_one.refusal()
             new.send(REQUEST[:5])
-            wait_until(lambda: site.door.connections == PLACES and not resting(site))
+            eventually(lambda: site.door.connections == PLACES and not resting(site))
             time.sleep(2 * REST_S)
             assert all(refused(site) for _ in range(20))
         site.depose()
@@ -140,12 +133,27 @@ def test_a_client_finds_a_place_though_all_are_taken_and_the_one_that_lost_it_ca
     with client(site) as early:
         early.create_volume("a")
         with raw(site) as second, raw(site):
-            wait_until(lambda: resting(site) == PLACES)
+            eventually(lambda: resting(site) == PLACES)
             with client(site) as late:
                 late.create_volume("b")
-                assert "rested longest" in second.refusal(), "the early client has made room, and has come again"
+                eventually(lambda: resting(site) == PLACES)
                 early.create_volume("c")
+                assert "rested longest" in second.refusal(), "the early client had made room, and has come again"
                 late.create_volume("d")
+
+
+def test_clients_without_a_place_leave_the_others_in_peace_until_they_want_something(site: DoorSite):
+    site.lead()
+    with ExitStack() as opened:
+        clients = [opened.enter_context(client(site)) for _ in range(PLACES)]
+        eventually(lambda: resting(site) == PLACES)
+        clients += [opened.enter_context(client(site)) for _ in range(PLACES)]
+        eventually(lambda: resting(site) == PLACES)
+        before = set(site.door._connections)
+        time.sleep(5 * REST_S)
+        assert site.door._connections == before, "who made room stays away"
+        for number, one in enumerate(clients):
+            one.create_volume(f"v{number}")
 
 
 def test_more_clients_than_places_lose_no_call(site: DoorSite, monkeypatch: pytest.MonkeyPatch):

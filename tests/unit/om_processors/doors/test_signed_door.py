@@ -25,10 +25,9 @@ OTHER = ClusterSecret(b"the secret of some other cluster, or none")
 
 @pytest.fixture
 def site() -> Iterator[DoorSite]:
-    made = DoorSite(signed=True)
-    made.position.index = 10_000
-    yield made
-    made.close()
+    with DoorSite(signed=True) as made:
+        made.position.index = 10_000
+        yield made
 
 
 @pytest.fixture

@@ -60,6 +60,24 @@ def test_until_the_brokers_have_answered_no_leader_passes(brokers: Brokers) -> N
     assert brokers.asked == 1
 
 
+def test_brokers_that_answer_and_know_nobody_let_no_leader_pass(
+    brokers: Brokers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The nodes that the client was given are another cluster's, and none of the brokers' own runs."""
+    word = BrokersWord(brokers.find)
+    assert not word.passes("x:1")
+    brokers.answer(word, [])
+    eventually(lambda: caplog.messages, timeout_s=WAIT_S)
+    assert caplog.messages == [
+        "calls go through the brokers: they know no node, and not the leader at x:1, which may be one of another cluster"
+    ]
+    assert not word.passes("x:1")
+    brokers.now_s += AGAIN_S
+    assert not word.passes("a:1")
+    brokers.answer(word, ["a:1"])
+    assert word.passes("a:1")
+
+
 def test_a_leader_that_the_brokers_do_not_name_does_not_pass_and_is_told_once(
     brokers: Brokers, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,6 +6,7 @@ The nodes are sockets on the loopback that say what a test has them say; the tra
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import socket
 import time
@@ -16,7 +17,8 @@ import pytest
 
 from producers.direct import direct_transport
 from producers.direct.core.link_talk import LinkFailed
-from producers.direct.direct_transport import FIRST_PAUSE_S, LAST_PAUSE_S, MAX_WAITING_LOOKUPS, DirectTransport
+from producers.direct.core.reconnecting import FIRST_PAUSE_S, LAST_FULL_PAUSE_S, LAST_PAUSE_S
+from producers.direct.direct_transport import MAX_WAITING_LOOKUPS, DirectTransport
 from producers.errors import NotConnected
 from producers.requests.core.calls import Call
 from schemas.codecs.codec import Unencodable, decode_as, encode
@@ -271,23 +273,26 @@ def test_a_node_that_refuses_is_tried_again_ever_more_rarely(story: Story) -> No
     transport = story.begin(f"127.0.0.1:{port}")
     pauses, tried_s = [], story.clock.now_s
 
+    def due_s() -> float:
+        return transport._reconnecting._turns[f"127.0.0.1:{port}"].due_s if transport._reconnecting._turns else 0.0
+
     def tries() -> bool:
         """Whether a connection is begun now; it fails at once, or with the next receiving."""
-        before = transport._again_s.copy()
+        before_s = due_s()
         transport.serve()
         transport._receive_once(5, [])
-        return transport._again_s != before
+        return due_s() != before_s
 
     assert tries()
     for _ in range(7):
         assert not tries()
-        due_s, _ = transport._again_s[f"127.0.0.1:{port}"]
-        story.clock.now_s = due_s - 0.001
+        next_s = due_s()
+        story.clock.now_s = next_s - 0.001
         assert not tries()
-        story.clock.now_s = due_s
+        story.clock.now_s = next_s
         assert tries()
-        pauses.append(round(due_s - tried_s, 6))
-        tried_s = due_s
+        pauses.append(round(next_s - tried_s, 6))
+        tried_s = next_s
     assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     assert (pauses[0], pauses[-1]) == (FIRST_PAUSE_S, LAST_PAUSE_S)
     assert not transport.is_open
@@ -295,7 +300,7 @@ def test_a_node_that_refuses_is_tried_again_ever_more_rarely(story: Story) -> No
 
 def test_a_connection_that_was_open_is_made_again_at_once(story: Story) -> None:
     transport = story.led()
-    story.first.say(error_frame("OVERLOADED", "too many", "om1"))
+    story.first.say(error_frame("STOPPING", "for an upgrade", "om1"))
     story.until(lambda: not transport.is_open)
     assert transport.take_lost() == {0, 1}, "what was sent there may never be answered"
     assert transport.take_lost() == set()
@@ -303,6 +308,91 @@ def test_a_connection_that_was_open_is_made_again_at_once(story: Story) -> None:
     story.first.accept()
     story.until(lambda: transport.is_open)
     assert transport.reaches(0)
+
+
+def made_room(story: Story) -> DirectTransport:
+    """Connect, and be told to make room for others."""
+    transport = story.led()
+    story.first.say(error_frame("OVERLOADED", "this one has rested longest", "om1"))
+    story.until(lambda: not transport.is_open)
+    assert transport.take_lost() == {0, 1}
+    transport.serve()
+    assert not transport._links, "it takes the place of nobody"
+    return transport
+
+
+def test_who_made_room_comes_back_once_its_pause_is_over(story: Story) -> None:
+    transport = made_room(story)
+    story.clock.now_s += LAST_FULL_PAUSE_S / 2 - 0.01
+    transport.serve()
+    assert not transport._links
+    story.clock.now_s += LAST_FULL_PAUSE_S / 2 + 0.01
+    transport.serve()
+    story.first.accept()
+    story.until(lambda: transport.is_open)
+
+
+def test_who_made_room_comes_back_at_once_with_a_call_or_a_lookup_or_when_asked(story: Story) -> None:
+    transport = made_room(story)
+    a = call(0)
+
+    def look_up() -> None:
+        assert transport.look_up(READ, 1) is None
+
+    for ask in (lambda: transport.send([a]), look_up, lambda: transport.want(0)):
+        ask()
+        story.until(lambda: transport._links)  # the thread that receives is woken
+        story.first.accept()
+        story.first.tell()
+        story.until(lambda: transport.is_open)
+        transport.serve()
+        story.first.say(error_frame("OVERLOADED", "this one has rested longest", "om1"))
+        story.until(lambda: not transport.is_open)
+        story.clock.now_s += 1.0
+        transport._parked.clear()
+        transport.serve()
+        assert not transport._links
+
+
+def test_who_wants_what_another_node_leads_does_not_ask_the_one_that_is_full(story: Story) -> None:
+    transport = made_room(story)
+    transport._routes.hear(
+        DoorLeaders(shards=2, leaders=[ShardLeader(shard=0, term=9, node="y", address="127.0.0.1:1")])
+    )
+    transport.send([call(0)])
+    transport.serve()
+    assert story.first.address not in transport._links
+    transport.send([call(1)])
+    transport.serve()
+    assert story.first.address in transport._links
+
+
+def test_a_full_node_is_asked_ever_more_rarely_and_each_second_by_who_wants_something(
+    story: Story, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = story.begin()
+    transport._routes.hear(DoorLeaders(shards=1, leaders=[]))
+    body = json.dumps({"error": "OVERLOADED", "message": "3 direct connections are open at om1"}).encode()
+    refusal = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+    def asks() -> float:
+        """Wait for the next connection, and refuse it; returns how long the clock had to go on."""
+        begun_s = story.clock.now_s
+        while not transport._links:
+            story.clock.now_s += 0.25
+            transport.serve()
+        sock, _ = story.first._server.accept()
+        with sock:
+            sock.sendall(refusal)
+            story.until(lambda: not transport._links)
+        return story.clock.now_s - begun_s
+
+    waits = [asks() for _ in range(8)]
+    assert all(2.0**number / 2 <= wait <= 2.0**number + 0.25 for number, wait in enumerate(waits[1:7])), waits
+    assert waits[7] >= LAST_FULL_PAUSE_S / 2
+    transport.send([call(0)])
+    assert max(asks() for _ in range(5)) <= LAST_PAUSE_S
+    assert not caplog.records, "it is nobody's fault"
 
 
 def test_a_connection_that_does_not_open_in_time_is_ended(story: Story) -> None:

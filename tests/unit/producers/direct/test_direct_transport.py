@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -19,6 +19,7 @@ from schemas.records.door import DoorRead
 from schemas.records.messages import CreateVolume, DeleteVolume, PurgeBlocks, Response
 from stratolog.local.ports import free_ports
 from tests.support.local.secret import SECRET
+from tests.support.local.waiting import eventually
 from tests.support.om.door_site import DoorSite
 
 WAIT_S = 30.0
@@ -26,16 +27,8 @@ WAIT_S = 30.0
 
 @pytest.fixture
 def site() -> Iterator[DoorSite]:
-    found = DoorSite()
-    yield found
-    found.close()
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
+    with DoorSite() as found:
+        yield found
 
 
 def submitted(client: Client, count: int) -> list[Future[Response]]:
@@ -68,8 +61,7 @@ def test_privileged_calls_bring_their_proof(site: DoorSite):
 
 
 def test_calls_wait_for_a_leader_and_go_to_the_next_one(site: DoorSite):
-    other = DoorSite(node="om2")
-    try:
+    with DoorSite(node="om2") as other:
         with Client(nodes=[site.address, other.address]) as client:
             waiting = submitted(client, 5)
             time.sleep(0.05)
@@ -78,7 +70,7 @@ def test_calls_wait_for_a_leader_and_go_to_the_next_one(site: DoorSite):
             assert [one.result(WAIT_S).index for one in waiting] == [1, 2, 3, 4, 5]
             first.holds = True
             held = submitted(client, 3)
-            wait_until(lambda: len(first.executed) >= 8)
+            eventually(lambda: len(first.executed) >= 8)
             site.depose()
             site.follow(2, "om2", other.address)
             second = other.lead(term=2)
@@ -88,20 +80,15 @@ def test_calls_wait_for_a_leader_and_go_to_the_next_one(site: DoorSite):
         assert [request.body for request in first.executed[5:8]] == [second.executed[0].body] + [
             CreateVolume(volume=f"vol{n}") for n in (1, 2)
         ]
-    finally:
-        other.close()
 
 
 def test_a_leader_that_is_not_among_the_nodes_given_is_found(site: DoorSite):
-    other = DoorSite(node="om2")
-    try:
+    with DoorSite(node="om2") as other:
         leader = other.lead(term=3)
         site.follow(3, "om2", other.address)
         with Client(nodes=[site.address]) as client:
             client.call(CreateVolume(volume="v"))
         assert len(leader.executed) == 1
-    finally:
-        other.close()
 
 
 def test_a_call_whose_connection_breaks_is_sent_again_at_once(site: DoorSite):
@@ -109,7 +96,7 @@ def test_a_call_whose_connection_breaks_is_sent_again_at_once(site: DoorSite):
     leader.holds = True
     with Client(nodes=[site.address]) as client:
         call = client.submit(CreateVolume(volume="v"))
-        wait_until(lambda: leader.executed)
+        eventually(lambda: leader.executed)
         leader.holds = False
         begun_s = time.monotonic()
 

@@ -38,9 +38,8 @@ def broker() -> Iterator[MemoryBroker]:
 
 @pytest.fixture
 def site() -> Iterator[DoorSite]:
-    found = DoorSite()
-    yield found
-    found.close()
+    with DoorSite() as found:
+        yield found
 
 
 Open = Callable[..., FallbackConnection]

@@ -50,7 +50,8 @@ class Stranger:
         self.met = 0
         self._connections: list[socket.socket] = []
         self._server = socket.create_server((host, int(port)), reuse_port=False)
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
 
     def _serve(self):
         while True:
@@ -64,6 +65,8 @@ class Stranger:
                 connection.sendall(self.words)
 
     def close(self):
+        self._server.shutdown(socket.SHUT_RDWR)  # this wakes who accepts; closing does not
+        self._thread.join(30)
         self._server.close()
         for connection in self._connections:
             connection.close()

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from producers.errors import NotConnected
 from producers.reads import leaders_group
-from producers.reads.leaders_group import find_nodes, is_address
+from producers.reads.leaders_group import NoNode, find_nodes, is_address, known_nodes
 from schemas.leader_names import member_name
 from schemas.topics import LEADER_GROUP
 
@@ -72,9 +72,13 @@ def test_nodes_without_any_address_are_named(monkeypatch: pytest.MonkeyPatch, br
         found(monkeypatch, brokers, ["om2", "om1"])
 
 
-def test_a_group_without_members_is_told(monkeypatch: pytest.MonkeyPatch, brokers: str) -> None:
-    with pytest.raises(NotConnected, match="no node is in the group of those that may lead"):
-        found(monkeypatch, brokers, [])
+@pytest.mark.parametrize("members", [[], KafkaException(KafkaError(KafkaError.GROUP_ID_NOT_FOUND))])
+def test_a_group_without_members_is_told(
+    monkeypatch: pytest.MonkeyPatch, brokers: str, members: list[str] | Exception
+) -> None:
+    with pytest.raises(NoNode, match="no node is in the group of those that may lead"):
+        found(monkeypatch, brokers, members)
+    assert known_nodes(brokers, 2.5) == []
 
 
 @pytest.mark.parametrize("error", [KafkaException(KafkaError(KafkaError._TRANSPORT)), TimeoutError("no answer")])
@@ -83,6 +87,7 @@ def test_brokers_that_do_not_tell_are_named(
 ) -> None:  # fmt: skip
     with pytest.raises(NotConnected, match=f"brokers {brokers} do not tell which nodes there are") as failed:
         found(monkeypatch, brokers, error)
+    assert not isinstance(failed.value, NoNode)
     assert failed.value.__cause__ is error
 
 
