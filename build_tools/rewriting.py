@@ -51,13 +51,14 @@ class SourceMover:
     def moved(self, source: str, path: str) -> str:
         """Return a Python source, or stub, as it is to be in the wheel. Raises NotMovable, naming ``path``."""
         text = _Text.of(source, path)
-        for node in ast.walk(text.tree):
+        nodes = list(ast.walk(text.tree))
+        for node in nodes:
             if isinstance(node, ast.ImportFrom) and not node.level and self._moves(node.module or ""):
                 text.insert(text.after_from(node), f"{HOME}.")
             elif isinstance(node, ast.Import):
                 self._move_imports(node, text)
-        docstrings = {id(node.value) for node in ast.walk(text.tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(text.tree):
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
             if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
                 continue
             if id(node) in docstrings:

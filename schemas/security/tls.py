@@ -18,6 +18,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -255,9 +256,35 @@ def scheme_of(tls: ProcessTls | None) -> str:
     return "http" if tls is None else "https"
 
 
-def verify_of(tls: ProcessTls | None, expected: ExpectedPeer | None = None) -> ssl.SSLContext | bool:
-    """Return what an HTTP client is to verify servers with; True stands for its own default."""
-    return True if tls is None else tls.client(expected)
+def verify_of(tls: ProcessTls | None, expected: ExpectedPeer | None = None) -> ssl.SSLContext:
+    """Return what an HTTP client is to verify servers with: without TLS of its own, by the system's authorities."""
+    return _unread_context() if tls is None else tls.client(expected)
+
+
+class _UnreadContext(ssl.SSLContext):
+    """Has the context of the system's authorities wrap each connection; they are read at the first one.
+
+    A client without TLS of its own speaks plain HTTP, and most never meet an address of another kind: to read more
+    than a hundred certificates takes longer than all else about such a client.
+    """
+
+    def wrap_socket(self, *arguments: Any, **named: Any) -> ssl.SSLSocket:
+        """As ``ssl.SSLContext.wrap_socket``."""
+        return _system_context().wrap_socket(*arguments, **named)
+
+    def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
+        """As ``ssl.SSLContext.wrap_bio``."""
+        return _system_context().wrap_bio(*arguments, **named)
+
+
+@cache
+def _unread_context() -> ssl.SSLContext:
+    return _UnreadContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+@cache
+def _system_context() -> ssl.SSLContext:
+    return ssl.create_default_context()
 
 
 def certificate_of(sock: Any) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,9 @@ from producers import Client
 from tests.support.datanodes.datanodes import Datanodes
 from tests.support.faults.datanode_faults import Ledger, settle
 from tests.support.local.stack import TestStack
+
+# What 'stratolog up' starts here is down again before Java's second compiler has paid: half of such a broker's processor time.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from producers import AsyncClient, Client, RequestFailed, StreamOptions
 from producers.bulk.key_copy import put_file
 from schemas.column_families import DELETED_TABLE, INLINE_TABLE, OPEN_KEY_TABLE
 from schemas.records.rows import BlockLocation
+from tests.support.command import warm
 from tests.support.local.stack import TestStack
 from tests.support.sdk.small_files import check_written, write_until_reserved
 from tests.support.sdk.written import fresh_bytes
@@ -52,8 +53,7 @@ class Command:
         environment = {
             "STRATOLOG_CONFIG": str(self._stack.settings_file), "COLUMNS": "200", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin",
         }  # fmt: skip
-        command = [sys.executable, "-m", "stratolog", "sh", "key", *arguments]
-        return subprocess.run(command, input=stdin, capture_output=True, env=environment, check=False, timeout=120)
+        return warm.raw("sh", "key", *arguments, env=environment, cwd=ROOT, stdin=stdin)
 
     def json(self, *arguments: str, stdin: bytes = b"") -> dict[str, Any]:
         done = self(*arguments, "--json", stdin=stdin)

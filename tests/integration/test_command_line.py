@@ -37,6 +37,7 @@ from stratolog.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNAVAI
 from stratolog.local.ports import free_ports
 from stratolog.local.processes import Process, wait_until
 from stratolog.nodes.answers import node_status
+from tests.support.command import warm
 from tests.support.faults.stack_faults import fresh_volume
 from tests.support.local.stack import TestStack
 
@@ -94,10 +95,7 @@ class Command:
     def program(self, *arguments: str) -> Done:
         """Run a command as a process of its own."""
         environment = {**clean_environment(), **self.environment}
-        done = subprocess.run(
-            [sys.executable, "-m", "stratolog", *arguments],
-            env=environment, capture_output=True, text=True, check=False, cwd=self.stack.folder,
-        )  # fmt: skip
+        done = warm.run(*arguments, env=environment, cwd=self.stack.folder)
         return Done(code=done.returncode, out=done.stdout, err=done.stderr)
 
 

@@ -3,8 +3,6 @@ rotation under load, reads by HTTP and by the direct door, late validation."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +34,7 @@ from schemas.records.messages import Difference, PutKey, Request, SetRequestMode
 from schemas.sharding import shard_of
 from schemas.topics import OM_LOG, OM_REQUESTS
 from spark_streaming.naming.replica_rows import NoRows, ReplicaRows
+from tests.support.command import warm
 from tests.support.local.stack import TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -370,10 +369,7 @@ def test_the_command_makes_users_and_changes_lists(
 
     def run(*words: str, file: Path | None = None, code: int = 0) -> str:
         more = {} if file is None else {"STRATOLOG_CREDENTIALS_FILE": str(file)}
-        command = [sys.executable, "-m", "stratolog", "--config", str(stack.settings_file), *words]
-        found = subprocess.run(
-            command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=60, env=_environment() | more
-        )
+        found = warm.run("--config", str(stack.settings_file), *words, env=_environment() | more, cwd=ROOT)
         assert found.returncode == code, found.stderr + found.stdout
         return found.stdout + found.stderr
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from producers.reads.reads import Consistency
 from schemas.column_families import DELETED_TABLE, INLINE_TABLE
 from schemas.features import LATEST
 from schemas.small_objects import DEFAULT_INLINE_BYTES
+from tests.support.command import warm
 from tests.support.local.stack import TestStack
 from tests.support.sdk.written import fresh_bytes
 
@@ -157,8 +156,7 @@ def test_commands_put_and_get(stack: TestStack, client: Client, tmp_path: Path) 
     }  # fmt: skip
 
     def key(*arguments: str) -> bytes:
-        command = [sys.executable, "-m", "stratolog", "sh", "key", *arguments]
-        done = subprocess.run(command, capture_output=True, env=environment, check=False, timeout=300)
+        done = warm.raw("sh", "key", *arguments, env=environment, cwd=ROOT)
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from om_processors.namespace import tables
 from producers import Client, NotFound, RequestFailed, RetryableError
 from producers.reads.reads import Reads
 from schemas.column_families import DELETED_TABLE
+from tests.support.command import warm
 from tests.support.local.stack import TestStack
 from tests.support.sdk.written import fresh_bytes
 
@@ -64,8 +64,7 @@ def shell(stack: TestStack, *words: str) -> subprocess.CompletedProcess[bytes]:
     environment = {
         "STRATOLOG_CONFIG": str(stack.settings_file), "COLUMNS": "200", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin",
     }  # fmt: skip
-    command = [sys.executable, "-m", "stratolog", "sh", *words]
-    return subprocess.run(command, capture_output=True, env=environment, check=False, timeout=120)
+    return warm.raw("sh", *words, env=environment, cwd=ROOT)
 
 
 def said(stack: TestStack, *words: str) -> list[dict[str, Any]]:

@@ -1,10 +1,10 @@
-"""How many examples a property is tried on: all of them in ``make test-full``, a third in ``make test``."""
+"""How many examples a property is tried on: all of them in ``make test-full``, a fifth in ``make test``."""
 
 from __future__ import annotations
 
 import os
 
-QUICK_SHARE = 3
+QUICK_SHARE = 5
 FEWEST = 10
 
 

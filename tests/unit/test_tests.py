@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -17,9 +18,17 @@ MOST_MODULES = 12
 """How many modules a room may have, beside its ``__init__``: as in the packages (``test_architecture``)."""
 
 
+@cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """Return every node of a source that a rule looks at: each file is parsed and walked through once."""
+    return tuple(
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)
+    )
+
+
 def imported(source: str) -> Iterator[str]:
     """Yield the dotted names that a source imports, wherever in it: modules, and what is imported from them."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -53,7 +62,7 @@ def clocks_replaced(source: str) -> Iterator[int]:
     A consumer's or a server's thread of another test then takes an instant that was meant for this one. A test gives
     the module that it tests a ``time`` of its own.
     """
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
             target = node.args[0]
             named = target.value if isinstance(target, ast.Constant) else None

@@ -63,7 +63,7 @@ from stratolog.local.processes import Process, log_tail, spawn, wait_until
 from tests.support.datanodes.checksums import checksums_of
 from tests.support.datanodes.streams import Client
 from tests.support.local.pausing import pause
-from tests.support.local.stack import LocalKafka
+from tests.support.local.stack import NO_AUTHORITIES, LocalKafka
 from tests.support.security.certified import Certified
 
 CLUSTER = "test"
@@ -192,7 +192,7 @@ class Datanodes:
     def start(self, name: str, *, wait: bool = True) -> None:
         """Start a datanode that does not run; with ``wait``, return once it answers."""
         assert name not in self.processes or not self.processes[name].is_running(), f"{name} runs already"
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **NO_AUTHORITIES}
         command = [sys.executable, str(PROCESS), json.dumps(self.config(name))]
         self.processes[name] = spawn(command, log=self.log_file(name), detached=False, env=environment)
         if wait:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
 from stratolog.local import stack, state
 from stratolog.local.jars import default_cache_dir
 from stratolog.local.ports import free_ports
+from tests.support.command import warm
 
 ROOT = Path(__file__).parents[3]
 ANSWER_S = 20.0
@@ -70,10 +70,7 @@ class SecureStack:
     def stratolog(self, *words: str) -> subprocess.CompletedProcess[str]:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("STRATOLOG_")}
         environment = {**variables, "PYTHONPATH": str(ROOT), "STRATOLOG_DATA_DIR": str(self.settings.data_dir)}
-        return subprocess.run(
-            [sys.executable, "-m", "stratolog", *words], env=environment, capture_output=True, text=True, check=False,
-            cwd=self.settings.data_dir, timeout=180,
-        )  # fmt: skip
+        return warm.run(*words, env=environment, cwd=self.settings.data_dir)
 
     # -- who asks --------------------------------------------------------------------------------------------------
 

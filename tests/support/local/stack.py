@@ -8,6 +8,7 @@ once do not meet. A wait that fails shows the end of every log.
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,9 @@ POLL_INTERVAL_S = 0.1
 HTTP_TIMEOUT_S = 10.0
 SESSION_TIMEOUT_MS = 3_000
 LOG_LINES = 40
+NO_AUTHORITIES = {"SSL_CERT_FILE": os.devnull}
+"""For the environment of nodes and datanodes: aiohttp reads the system's certificates as it is imported, a tenth of
+what a node's start takes, and nobody here meets a server that has one of theirs."""
 
 ACTIVE: list[TestStack] = []
 """Stacks that run now; ``tests/conftest.py`` shows their logs when a test fails."""
@@ -219,7 +223,7 @@ class TestStack:
         """Start a node that does not run; ``command`` is another one than 'stratolog node run'."""
         if name in self.nodes and self.nodes[name].is_running():
             raise AssertionError(f"{name} runs already")
-        environment = node_environment(self.settings_file)
+        environment = {**node_environment(self.settings_file), **NO_AUTHORITIES}
         words = [*self.launchers.get(name, ()), *(command or node_command(name))]
         process = spawn(words, log=self.log_file(name), detached=False, env=environment)
         self.nodes[name] = process
@@ -258,7 +262,7 @@ class TestStack:
         if name in self.datanodes and self.datanodes[name].is_running():
             raise AssertionError(f"{name} runs already")
         words = [*self.launchers.get(name, ()), *datanode_command(name)]
-        environment = node_environment(self.settings_file)
+        environment = {**node_environment(self.settings_file), **NO_AUTHORITIES}
         self.datanodes[name] = spawn(words, log=self.log_file(name), detached=False, env=environment)
         return self.datanodes[name]
 

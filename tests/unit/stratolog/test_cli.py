@@ -1,4 +1,7 @@
-"""The command: what it prints, where, and with which exit code. Every case is a process of its own."""
+"""The command: what it prints, where, and with which exit code. Every case is a process of its own.
+
+Those that are about its start are started cold, the others are forked from a process that has imported the command.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ from stratolog.errors import (
 )
 from stratolog.local import stack
 from stratolog.local.processes import wait_until
+from tests.support.command import warm
 
 ROOT = Path(__file__).parents[3]
 NOBODY = 1_000_650_000
@@ -36,17 +40,25 @@ NOBODY = 1_000_650_000
 NOBODY_ANSWERS = {"STRATOLOG_NODES": "om1=127.0.0.1:1", "STRATOLOG_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
 
 
-def stratolog(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def environment_of(**variables: str) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("STRATOLOG_")}
-    environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "200", **variables}
+    return environment | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", **variables}
+
+
+def cold(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command by an interpreter of its own, as a person does."""
     return subprocess.run(
         [sys.executable, "-m", "stratolog", *arguments],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False,
+        cwd=folder, env=environment_of(), capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 
+def stratolog(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return warm.run(*arguments, env=environment_of(**variables), cwd=folder)
+
+
 def test_help_lists_the_commands_and_the_exit_codes(tmp_path: Path) -> None:
-    done = stratolog("--help", folder=tmp_path)
+    done = cold("--help", folder=tmp_path)
     assert done.returncode == 0
     assert "--version" in done.stdout
     for word in ("up", "down", "status", "node", "topics", "jars", "version", "Exit status"):
@@ -61,19 +73,19 @@ OTHER_COMMANDS = [("up",), ("down",), ("status",), ("topics", "ensure"), ("jars"
 )
 def test_every_command_explains_itself(command: tuple[str, ...], tmp_path: Path) -> None:
     """One stands for all: the help of every command is read in one process by ``test_commands_helps``."""
-    done = stratolog(*command, "--help", folder=tmp_path)
+    done = cold(*command, "--help", folder=tmp_path)
     assert done.returncode == 0
     assert "Usage: stratolog" in done.stdout
 
 
 def test_the_version_in_the_way_of_other_commands(tmp_path: Path) -> None:
-    done = stratolog("--version", folder=tmp_path)
+    done = cold("--version", folder=tmp_path)
     assert done.returncode == 0
     assert done.stdout == f"stratolog {metadata.version('stratolog')}\n"
 
 
 def test_version(tmp_path: Path) -> None:
-    done = stratolog("version", "--json", folder=tmp_path)
+    done = cold("version", "--json", folder=tmp_path)
     assert json.loads(done.stdout).keys() == {"stratolog", "kafka", "spark"}
 
 
@@ -163,8 +175,8 @@ def as_nobody(
     *arguments: str, folder: Path, data: Path, owner: int = NOBODY, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the command as a user without a name, who owns ``data`` but nothing below it, and whose home is not his own."""
-    if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("needs root, and setpriv")
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
     if data.exists():
         os.chown(data, owner, owner)
     environment = {
@@ -175,10 +187,7 @@ def as_nobody(
         **NOBODY_ANSWERS,
         **variables,
     }
-    return subprocess.run(
-        ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", sys.executable, "-m", "stratolog", *arguments],
-        cwd=folder, env={**environment, "STRATOLOG_DATA_DIR": str(data)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return warm.run(*arguments, env={**environment, "STRATOLOG_DATA_DIR": str(data)}, cwd=folder, user=NOBODY)
 
 
 @pytest.mark.parametrize("mode", [0o555, 0o700], ids=["read-only", "closed"])

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from schemas.security import tls
 from schemas.security.certificates import AN_OM, Role
-from schemas.security.tls import PeerNotAccepted, ProcessTls, TlsFiles, TlsUnusable, must_load
+from schemas.security.tls import PeerNotAccepted, ProcessTls, TlsFiles, TlsUnusable, must_load, verify_of
 from schemas.security.tls_layer import TlsLayer
 from schemas.security.tls_socket import RECORD_BYTES, first_record
 from tests.support.security.certified import Certified
@@ -162,6 +163,30 @@ def test_only_tls_1_3_is_spoken(tmp_path: Path):
     old.load_verify_locations(site.authority.ca_file)
     with pytest.raises(ssl.SSLError, match=r"(?i)protocol|version"):
         Pair(site.tls("om1", Role.OM).server(needs_certificate=False), old).shake()
+
+
+def test_without_tls_of_its_own_a_client_trusts_the_systems_authorities_and_reads_them_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    site, other = Certified(tmp_path / "a"), Certified(tmp_path / "b")
+    read: list[ssl.SSLContext] = []
+
+    def system_context() -> ssl.SSLContext:
+        read.append(ssl.create_default_context())
+        return read[-1]
+
+    monkeypatch.setattr(tls, "_system_context", system_context)
+    monkeypatch.setenv("SSL_CERT_FILE", str(site.authority.ca_file))
+    client = verify_of(None)
+    assert verify_of(None) is client
+    assert client.get_ca_certs() == []
+    assert read == []
+    Pair(site.tls("om1", Role.OM).server(needs_certificate=False), client).shake()
+    assert len(read) == 1
+    with pytest.raises(ssl.SSLCertVerificationError):
+        Pair(other.tls("om1", Role.OM).server(needs_certificate=False), client).shake()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        Pair(site.tls("om1", Role.OM).server(needs_certificate=False), client, "10.9.8.7").shake()
 
 
 def test_tls_of_a_process_is_not_pickled(tmp_path: Path):

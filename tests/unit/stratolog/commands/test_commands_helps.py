@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import typer.main
 from stratolog.cli import build_app
 from stratolog.commands.common.helps import tidied
 from stratolog.commands.common.names import datanode_names, node_names
+from tests.support.command import warm
 from tests.support.om.snapshot_node import SnapshotNode
 from tests.support.sdk.snapshot_server import SnapshotServer
 
@@ -68,9 +67,7 @@ def test_names_of_snapshots_are_completed_by_a_node(tmp_path: Path, monkeypatch:
     def completed(*words: str) -> list[str]:
         """Return what a shell offers for the last of the words that were typed."""
         typed = {"COMP_WORDS": " ".join(("stratolog", *words)), "COMP_CWORD": str(len(words))}
-        command = [sys.executable, "-m", "stratolog"]
-        done = subprocess.run(command, env=environment | typed, capture_output=True, text=True, timeout=60, check=False)
-        return done.stdout.split()
+        return warm.run(env=environment | typed, cwd=tmp_path).stdout.split()
 
     assert completed("sh", "snapshot", "delete", "/vol1/bucket1", "mo") == ["monday", "moon"]
     assert completed("sh", "snapshot", "rename", "/vol1/bucket1", "tu") == ["tuesday"]

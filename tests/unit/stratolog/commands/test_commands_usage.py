@@ -83,7 +83,7 @@ def test_all_commands_are_there_when_none_is_named(words: tuple[str, ...], strat
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...], words: str, stratolog: CliRunner) -> None:
-    result = stratolog.invoke(build_app(), arguments)
+    result = stratolog.invoke(build_app(arguments), arguments)
     assert (result.exit_code, result.stdout) == (EXIT_USAGE, "")
     assert words in result.stderr
 
@@ -125,7 +125,7 @@ def test_wrong_usage(arguments: tuple[str, ...], words: str, stratolog: CliRunne
     ],
 )
 def test_wrong_values(arguments: tuple[str, ...], words: str, stratolog: CliRunner) -> None:
-    error = stratolog.invoke(build_app(), arguments).exception
+    error = stratolog.invoke(build_app(arguments), arguments).exception
     assert isinstance(error, UsageError)
     assert words in str(error)
 
@@ -138,13 +138,13 @@ def test_wrong_values(arguments: tuple[str, ...], words: str, stratolog: CliRunn
     ],
 )  # fmt: skip
 def test_without_a_stack_every_command_says_so_at_once(arguments: tuple[str, ...], stratolog: CliRunner) -> None:
-    error = stratolog.invoke(build_app(), arguments).exception
+    error = stratolog.invoke(build_app(arguments), arguments).exception
     assert isinstance(error, Unavailable)
     assert "start one with 'stratolog up'" in str(error)
 
 
 def test_a_query_without_tables_says_at_once_what_makes_them(stratolog: CliRunner, tmp_path: Path) -> None:
-    error = stratolog.invoke(build_app(), ["sql", "SELECT 1"]).exception
+    error = stratolog.invoke(build_app(["sql"]), ["sql", "SELECT 1"]).exception
     assert isinstance(error, UserError)
     assert str(error) == f"there are no tables in {tmp_path}/.stratolog/tables: 'stratolog tables' makes and keeps them"
 
@@ -152,7 +152,7 @@ def test_a_query_without_tables_says_at_once_what_makes_them(stratolog: CliRunne
 def test_nothing_is_rebuilt_without_knowing_the_stack(stratolog: CliRunner, tmp_path: Path) -> None:
     folder = tmp_path / ".stratolog" / "nodes" / "om1" / "shard-0"
     folder.mkdir(parents=True)
-    error = stratolog.invoke(build_app(), ["admin", "rebuild", "om1", "0"]).exception
+    error = stratolog.invoke(build_app(["admin"]), ["admin", "rebuild", "om1", "0"]).exception
     assert isinstance(error, UserError)
     assert folder.is_dir()
 
@@ -166,6 +166,6 @@ def test_nothing_is_rebuilt_without_knowing_the_stack(stratolog: CliRunner, tmp_
     ],
 )
 def test_a_diff_without_sense(arguments: tuple[str, ...], words: str, stratolog: CliRunner) -> None:
-    result = stratolog.invoke(build_app(), arguments)
+    result = stratolog.invoke(build_app(arguments), arguments)
     assert isinstance(result.exception, UsageError)
     assert words in str(result.exception)

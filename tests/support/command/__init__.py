@@ -1,0 +1,1 @@
+"""The ``stratolog`` command as a process of its own, without the second that it takes to import it each time."""
