@@ -31,7 +31,8 @@ Answer = tuple[int, Json]
 class DatanodeHttpApi:
     """Handlers; :meth:`attach` gives them their paths.
 
-    A store that cannot be read is reported to ``fatal``, which ends the process.
+    A store that cannot be read is reported to ``fatal``, which ends the process. Who makes it closes it: what takes
+    long runs on threads of its own.
     """
 
     def __init__(
@@ -43,16 +44,22 @@ class DatanodeHttpApi:
         self._prepare_upgrade = prepare_upgrade
         # A pool of its own, because each task takes up to a minute: followers need the event loop's pool to fill gaps.
         self._preparing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare-upgrade")
+        self._shard_pages = shard_pages.ShardPages()
         self._fatal = fatal
+
+    def close(self) -> None:
+        """Let the threads end behind what is under way."""
+        self._shard_pages.close()
+        self._preparing.shutdown(wait=False, cancel_futures=True)
 
     def attach(self, app: faust.App) -> None:
         """Register all pages."""
         pages: dict[str, Callable[..., Awaitable[Answer]]] = {
             "/health": self.health,
             "/status": self.status,
-            "/v1/shards/{shard}/digest": partial(self._shard, shard_pages.digest),
-            "/v1/shards/{shard}/rows": partial(self._shard, shard_pages.rows),
-            "/v1/shards/{shard}/row": partial(self._shard, shard_pages.row),
+            "/v1/shards/{shard}/digest": partial(self._shard, self._shard_pages.digest),
+            "/v1/shards/{shard}/rows": partial(self._shard, self._shard_pages.rows),
+            "/v1/shards/{shard}/row": partial(self._shard, self._shard_pages.row),
         }
         for path, handler in pages.items():
             self._page(app, path, handler)

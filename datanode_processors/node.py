@@ -153,10 +153,14 @@ class DatanodeProcess:
             config, self.blocks, pipelines, self.server.snapshot, lambda: self.heartbeats.sent, self._is_prepared,
             self.transfers, lambda: self.scrubber.counts, self.block_tokens, self.rolling_scrub.told,
         )  # fmt: skip
-        DatanodeHttpApi(pipelines.replicas, status, self.prepare_upgrade, fatal).attach(app)
+        figures = DatanodeHttpApi(pipelines.replicas, status, self.prepare_upgrade, fatal)
+        figures.attach(app)
         server: Any = app.web
-        TransferPages(self.transfers).attach(server.web_app)
-        TrimPages(self.trimming, fatal).attach(server.web_app)
+        transfers = TransferPages(self.transfers)
+        transfers.attach(server.web_app)
+        trims = TrimPages(self.trimming, fatal)
+        trims.attach(server.web_app)
+        self._end_pages = [figures.close, transfers.close, trims.close]
         # Hand over while the follower still runs: requests in flight become effective and are answered.
         app.on_before_shutdown.connect(self._hand_over)
 
@@ -197,6 +201,8 @@ class DatanodeProcess:
             self._ending.cancel()
         self._stop_serving()
         closing()
+        for end in self._end_pages:
+            end()
         self.transfers.close()
         self.trimming.close()
         self.blocks_together.close()

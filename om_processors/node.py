@@ -122,6 +122,7 @@ class OMNode:
             config.node, self.replicas, self._leads, bytes_per_s=config.bootstrap_bytes_per_s, note=self.notes.info
         )
         self.transfer_pages = TransferPages(self.transfers)
+        self._end_pages: list[Callable[[], None]] = [self.transfer_pages.close]
         self.identities = self._identities()
         self.block_tokens = self._block_token_issuer()
         self.opening = self._opening_web().start()
@@ -305,8 +306,10 @@ class OMNode:
             self.rolling_scrub.told,
         )  # fmt: skip
         snapshots = SnapshotReads(self.config.node, self.replicas, self.open_snapshots)
-        OMHttpApi(self.replicas, self.consistency, status, snapshots, fatal, self.block_tokens).attach(app)
-        SnapshotDiffApi(self.config.node, self.replicas, self.consistency, self.snapshot_diffs).attach(app)
+        reads = OMHttpApi(self.replicas, self.consistency, status, snapshots, fatal, self.block_tokens)
+        reads.attach(app)
+        diffs = SnapshotDiffApi(self.config.node, self.replicas, self.consistency, self.snapshot_diffs)
+        diffs.attach(app)
         LeadershipApi(self.leadership, self.replicas).attach(app)
         AccessApi(self.replicas, self.consistency).attach(app)
         FleetApi(
@@ -315,7 +318,9 @@ class OMNode:
         server: Any = app.web
         self.transfer_pages.attach(server.web_app)
         self.door.attach(server.web_app)
-        TrimPages(self.duties.trimming, fatal).attach(server.web_app)
+        trims = TrimPages(self.duties.trimming, fatal)
+        trims.attach(server.web_app)
+        self._end_pages += [reads.close, diffs.close, trims.close]
         self.pulse.attach(app)
         server.listening = self.opening.hand_over()
         # Hand over while the followers and the HTTP API still run: readers ask this node until another one leads.
@@ -337,6 +342,9 @@ class OMNode:
         self.rolling_scrub.stop()
         self.snapshot_diffs.close()
         closing()
+        self.opening.close()
+        for end in self._end_pages:
+            end()
         self.transfers.close()
         self.snapshot_preparer.close()
         self.outbox.close()

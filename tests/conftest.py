@@ -10,6 +10,7 @@ have one after the other (``broker_pool``); the others start brokers of their ow
 ``make_stack``     module: a factory of whole stacks on such leased brokers, ``make_stack(nodes=3, shards=2, barrier_interval_ms=200)``
 ``stack``          module: the stack that the module describes, ``STACK = {"nodes": 3, "shards": 2}``; others make their own
 ``fault_round``    number of the round; a test that asks for it runs ``--rounds`` times
+``own_threads``    module, for all: fails at the module's end if threads that were begun in it still run
 =================  ========================================================================================
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -30,11 +32,14 @@ pytest.register_assert_rewrite("tests.support")
 
 from tests.support.local.broker_pool import BrokerPool  # noqa: E402
 from tests.support.local.stack import ACTIVE, LocalKafka, TestStack  # noqa: E402
+from tests.support.local.threads import described, threads_left  # noqa: E402
 
 # The machine is shared and noisy: how long an example takes says nothing, neither of the code nor of its strategy.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
+THREADS_END_S = 5.0
+"""How long a module's threads may take to end when its fixtures are gone: a closed pool ends a moment later."""
 SPARK_TESTS = "tests/integration/test_audit_"
 STREAM_TESTS = f"{SPARK_TESTS}stream"
 """Half of Spark's tests; each half shares one Spark session, and is kept together."""
@@ -101,6 +106,19 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             for name, tail in active.log_tails().items():
                 report.sections.append((f"log of {name}", tail))
     return report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_threads() -> Iterator[None]:
+    """Hold each module to ending its threads: what they say later would be in ``caplog`` of tests of other modules.
+
+    Of a module's fixtures pytest sets up this one first, since no test asks for it and this file is the outermost. It
+    ends them in the opposite order: when this one looks, the others are gone. Those of the session come before it.
+    """
+    before = threading.enumerate()
+    yield
+    if left := threads_left(before, THREADS_END_S):
+        pytest.fail("threads that the module began still run: " + "; ".join(map(described, left)))
 
 
 @pytest.fixture(scope="session")

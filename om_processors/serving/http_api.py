@@ -33,7 +33,7 @@ from om_processors.namespace.names import (
 from om_processors.serving import queries
 from om_processors.serving.consistency import LINEARIZABLE, SESSION, STALE, Consistency, NotReadable, parse_session
 from om_processors.serving.node_status import NodeStatus
-from om_processors.serving.snapshot_reads import SNAPSHOT_READS, SnapshotReads
+from om_processors.serving.snapshot_reads import MAX_SNAPSHOT_READS, SnapshotReads
 from om_processors.serving.views import Json
 from om_processors.snapshots.core.snapshot_paths import place_of
 from om_processors.snapshots.open_snapshots import SnapshotsBusy
@@ -53,12 +53,13 @@ Answer = tuple[int, Json]
 MAX_SESSION_ID = 2**63 - 1
 MAX_LISTINGS = 256
 """Most listings that run or wait."""
-LISTINGS = ScanThreads("listing", MAX_LISTINGS)
-"""The process's threads for listings: a page of large rows takes too long for the event loop."""
 
 
 class OMHttpApi:
-    """Handlers; :meth:`attach` gives them their paths. ``fatal`` gets a store's error and ends the process."""
+    """Handlers; :meth:`attach` gives them their paths. ``fatal`` gets a store's error and ends the process.
+
+    Who makes it closes it: what takes long runs on threads of its own.
+    """
 
     def __init__(
         self, replicas: dict[int, Replica], consistency: Consistency, status: NodeStatus, snapshots: SnapshotReads,
@@ -71,6 +72,16 @@ class OMHttpApi:
         self._consistency = consistency
         self._status = status
         self._snapshots = snapshots
+        self._shard_pages = shard_pages.ShardPages()
+        # A page of large rows takes too long for the event loop, and the first read of a snapshot opens its database.
+        self._listings = ScanThreads("listing", MAX_LISTINGS)
+        self._snapshot_reads = ScanThreads("read of a snapshot", MAX_SNAPSHOT_READS)
+
+    def close(self) -> None:
+        """Let the threads end behind the reads under way."""
+        self._shard_pages.close()
+        self._listings.close()
+        self._snapshot_reads.close()
 
     def attach(self, app: faust.App) -> None:
         """Register all pages."""
@@ -125,7 +136,7 @@ class OMHttpApi:
             listing, position = await self._read(
                 shard, query,
                 lambda view: queries.list_volumes(view, prefix, start_after, limit, max_bytes, reader_in(query)),
-                LISTINGS,
+                self._listings,
             )  # fmt: skip
             listings.append(listing)
             positions |= position
@@ -143,7 +154,7 @@ class OMHttpApi:
         check_volume_name(volume)
         allow = partial(require_on_volume, volume=volume, right=LIST)
         ask = partial(_buckets, volume, page)
-        return await self._of_volume(volume, query, ask, allow, LISTINGS)
+        return await self._of_volume(volume, query, ask, allow, self._listings)
 
     async def bucket(self, query: Any, volume: str, bucket: str) -> Answer:
         """Return a bucket."""
@@ -156,9 +167,9 @@ class OMHttpApi:
         place = place_of(prefix)
         allow = _on_bucket(volume, bucket, LIST)
         if place is None or prefix == SNAPSHOT_INDICATOR:  # keys of the bucket may begin so, and go on
-            return await self._of_volume(volume, query, partial(_keys, volume, bucket, page), allow, LISTINGS)
+            return await self._of_volume(volume, query, partial(_keys, volume, bucket, page), allow, self._listings)
         ask = partial(self._snapshots.keys, self._shard_of(volume), volume, bucket, place, start_after, limit)
-        return await self._of_volume(volume, query, ask, allow, SNAPSHOT_READS)
+        return await self._of_volume(volume, query, ask, allow, self._snapshot_reads)
 
     async def key(self, query: Any, volume: str, bucket: str) -> Answer:
         """Return a key, or one of a snapshot if its name begins with ``.snapshot/``.
@@ -207,18 +218,18 @@ class OMHttpApi:
             self._snapshots.key, self._shard_of(volume), volume, bucket, place, with_bytes=with_bytes,
             reader=reader_in(query),
         )  # fmt: skip
-        return await self._of_volume(volume, query, ask, None, SNAPSHOT_READS)
+        return await self._of_volume(volume, query, ask, None, self._snapshot_reads)
 
     async def snapshots(self, query: Any, volume: str, bucket: str) -> Answer:
         """List a bucket's active snapshots."""
         page = _page_of(query)
         ask = partial(_snapshots, volume, bucket, page)
-        return await self._of_volume(volume, query, ask, _on_bucket(volume, bucket, LIST), LISTINGS)
+        return await self._of_volume(volume, query, ask, _on_bucket(volume, bucket, LIST), self._listings)
 
     async def snapshot(self, query: Any, volume: str, bucket: str, snapshot: str) -> Answer:
         """Return a snapshot, with what it takes on this node's disk."""
         ask = partial(self._snapshots.info, self._shard_of(volume), volume, bucket, snapshot)
-        return await self._of_volume(volume, query, ask, _on_bucket(volume, bucket, READ), SNAPSHOT_READS)
+        return await self._of_volume(volume, query, ask, _on_bucket(volume, bucket, READ), self._snapshot_reads)
 
     def _shard_of(self, volume: str) -> int:
         return shard_of(volume, len(self._replicas))
@@ -273,19 +284,19 @@ class OMHttpApi:
 
     async def digest(self, query: Any, shard: str) -> Answer:
         """Return the incremental digest, and with ``scrub=true`` that of a full scan."""
-        return 200, await shard_pages.digest(self._replica(shard), query)
+        return 200, await self._shard_pages.digest(self._replica(shard), query)
 
     async def rows(self, query: Any, shard: str) -> Answer:
         """Return key and hash of the rows of one digest bucket."""
-        return 200, await shard_pages.rows(self._replica(shard), query)
+        return 200, await self._shard_pages.rows(self._replica(shard), query)
 
     async def row(self, query: Any, shard: str) -> Answer:
         """Return one row of any family."""
-        return 200, await shard_pages.row(self._replica(shard), query)
+        return 200, await self._shard_pages.row(self._replica(shard), query)
 
     async def count(self, query: Any, shard: str) -> Answer:
         """Return how many rows a family has, up to a limit."""
-        return 200, await shard_pages.count(self._replica(shard), query)
+        return 200, await self._shard_pages.count(self._replica(shard), query)
 
     def _replica(self, shard: str) -> Replica:
         return shard_pages.replica_of(self._replicas, shard)

@@ -63,8 +63,6 @@ MAX_PLACE_CHARACTERS = 16_384
 
 MAX_LOOKS = 64
 """Most pages of diffs that are read, or wait for that."""
-PAGES = ScanThreads("page of a snapshot diff", MAX_LOOKS)
-"""The process's threads for them."""
 
 
 class _Look(NamedTuple):
@@ -77,7 +75,7 @@ class _Look(NamedTuple):
 
 
 class SnapshotDiffApi:
-    """Handlers; :meth:`attach` gives them their paths."""
+    """Handlers; :meth:`attach` gives them their paths. Who makes it closes it: it reads pages on threads of its own."""
 
     def __init__(
         self, node: str, replicas: Mapping[int, Replica], consistency: Consistency, jobs: DiffJobs
@@ -86,6 +84,11 @@ class SnapshotDiffApi:
         self._replicas = replicas
         self._consistency = consistency
         self._jobs = jobs
+        self._looks = ScanThreads("page of a snapshot diff", MAX_LOOKS)
+
+    def close(self) -> None:
+        """Let the threads end behind the pages that are being read."""
+        self._looks.close()
 
     def attach(self, app: faust.App) -> None:
         """Register all pages."""
@@ -156,7 +159,7 @@ class SnapshotDiffApi:
         job = self._job(job_id)
         self._require_list(job, reader_in(query))
         read = partial(self._looked_at, start_after=start_after, limit=limit)
-        return 200, await PAGES.run(_Look(job), lambda look: read(look.job))
+        return 200, await self._looks.run(_Look(job), lambda look: read(look.job))
 
     def _looked_at(self, job: DiffJob, *, start_after: bytes, limit: int) -> Json:
         job.check_snapshots()

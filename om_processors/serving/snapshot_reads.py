@@ -5,7 +5,7 @@ the checkpoint that this row names; those never change. A snapshot without an ac
 was deleted while it was being read. If the row is there but this node cannot read the checkpoint, the answer is
 :class:`NotReadable`: another node has it.
 
-These methods open databases and read files. They run on threads of their own (:data:`SNAPSHOT_READS`).
+These methods open databases and read files. They run on threads of their own (``http_api``).
 """
 
 from __future__ import annotations
@@ -25,15 +25,12 @@ from om_processors.snapshots.checkpoints import CheckpointName, CheckpointUnread
 from om_processors.snapshots.core.snapshot_paths import SnapshotPlace, after_in, beginning
 from om_processors.snapshots.open_snapshots import OpenSnapshots
 from replicated_db.core.applying.replica import Replica
-from replicated_db.shell.web.scan_threads import ScanThreads
 from schemas.access.acl import READ
 from schemas.records.rows import SnapshotInfo
 from schemas.result_codes import INVALID_KEY_NAME, INVALID_REQUEST, KEY_NOT_FOUND
 
 MAX_SNAPSHOT_READS = 256
 """Most reads of snapshots that run or wait."""
-SNAPSHOT_READS = ScanThreads("read of a snapshot", MAX_SNAPSHOT_READS)
-"""The process's threads for them: the first read of a snapshot opens its database."""
 
 NO_CHECKPOINT = "SNAPSHOT_UNREADABLE"
 """Code of a node that cannot read the checkpoint of an active snapshot; another node can."""

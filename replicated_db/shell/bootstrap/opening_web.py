@@ -107,6 +107,12 @@ class OpeningWeb:
         self._thread.join(END_TIMEOUT_S)
         return listening
 
+    def close(self) -> None:
+        """End and listen no more, if the sockets have not been handed over."""
+        if self._listening:
+            for one in self.hand_over():
+                one.close()
+
     async def _start(self) -> None:
         await self._runner.setup()
         for one in self._listening:

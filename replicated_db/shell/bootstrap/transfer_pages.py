@@ -49,7 +49,7 @@ Found = TypeVar("Found")
 
 
 class TransferPages:
-    """Handlers; :meth:`attach` gives them their paths in an aiohttp application."""
+    """Handlers; :meth:`attach` gives them their paths in an aiohttp application. Who makes them closes them."""
 
     def __init__(self, desk: TransferDesk) -> None:
         self._desk = desk
@@ -63,6 +63,11 @@ class TransferPages:
         app.router.add_get("/v1/transfers/{transfer}/{digest}", self.piece)
         app.router.add_post("/v1/transfers/{transfer}/release", self.release)
         app.cleanup_ctx.append(self._expiring)
+
+    def close(self) -> None:
+        """Let the threads end behind what is under way. Call it when no application serves the pages any more."""
+        for threads in (self._making, self._reading):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def view(self, request: web.Request) -> web.Response:
         """Say where the replica stands."""

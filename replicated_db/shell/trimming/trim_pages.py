@@ -43,7 +43,10 @@ class _NotLed(Exception):
 
 
 class TrimPages:
-    """Handlers; :meth:`attach` gives them their paths. ``fatal`` gets a store's error and ends the process."""
+    """Handlers; :meth:`attach` gives them their paths. ``fatal`` gets a store's error and ends the process.
+
+    Who makes them closes them.
+    """
 
     def __init__(self, trimming: LogTrimming, fatal: Callable[[BaseException], None]) -> None:
         self._trimming = trimming
@@ -54,6 +57,10 @@ class TrimPages:
         """Register both pages."""
         for what, handler in (("durable-position", self.durable_position), ("trim", self.trim)):
             app.router.add_post(f"/v1/shards/{{shard}}/{what}", partial(self._handle, handler))
+
+    def close(self) -> None:
+        """Let the threads end behind what is under way. Call it when no application serves the pages any more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _handle(self, handler: Callable[[int, Query], Json], request: web.Request) -> web.Response:
         text = request.match_info["shard"]

@@ -6,6 +6,7 @@ Rules:
     - THREADS scans of a kind run at once. More may wait, up to the kind's limit of running and waiting scans. A further
       scan is refused with :class:`ScansBusy`.
     - The thread that reads a snapshot closes it. The asker may be gone by then: a scan that has begun runs to its end.
+    - Who makes the threads closes them. A scan that waits then still runs, for its snapshot must be closed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Found = TypeVar("Found")
 
 
 class ScansBusy(Exception):
-    """The limit of scans is reached; ask again."""
+    """The limit of scans is reached, or the process ends; ask again."""
 
 
 class ScanThreads:
@@ -45,9 +46,13 @@ class ScanThreads:
         self._name = name
         self._limit = limit
         self._asked = 0
+        self._closed = False
 
     async def run(self, snapshot: Snapshot, scan: Callable[[Snapshot], Found]) -> Found:
         """Scan a snapshot on a thread, and close it in any case. Raises ScansBusy, and what ``scan`` raises."""
+        if self._closed:
+            snapshot.close()
+            raise ScansBusy(f"no {self._name} begins here any more: ask another node")
         if self._asked >= self._limit:
             snapshot.close()
             raise ScansBusy(f"{self._asked} {self._name}s run or wait here, as many as are taken: ask again")
@@ -62,6 +67,11 @@ class ScanThreads:
         job = asyncio.get_running_loop().run_in_executor(self._threads, scanned)
         job.add_done_callback(self._ended)
         return await asyncio.shield(job)
+
+    def close(self) -> None:
+        """Let the threads end behind the scans that run and wait; refuse further ones."""
+        self._closed = True
+        self._threads.shutdown(wait=False)
 
     def _ended(self, job: asyncio.Future[Found]) -> None:
         self._asked -= 1

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from struct import Struct
@@ -177,9 +178,10 @@ class Datanode:
         self.notes: list[str] = []
         self.now_ms = int(time.time() * 1000)
         self.tokens = BlockTokenGuard(lambda: self.now_ms, self._note, wait_s=0.5) if block_tokens else None
+        self._together = BlocksTogether(self.store)
         self.server = StreamServer(
             name=name, cluster=CLUSTER, host="127.0.0.1", port=0, blocks=self.store, pipelines=self.pipelines,
-            note=self._note, limits=limits or WireLimits(stop_grace_s=0.2), small_blocks=BlocksTogether(self.store),
+            note=self._note, limits=limits or WireLimits(stop_grace_s=0.2), small_blocks=self._together,
             tls=tls, block_tokens=self.tokens,
         )  # fmt: skip
         self.address = f"127.0.0.1:{self.server.port}"
@@ -195,6 +197,7 @@ class Datanode:
 
     def stop(self) -> None:
         self.server.stop()
+        self._together.close()
 
 
 def introduce(nodes: Sequence[Datanode]) -> None:
@@ -245,7 +248,10 @@ class Proxy:
         # So that a slow reader is felt soon.
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._open: list[socket.socket] = []
+        self._pumps: list[threading.Thread] = []
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def _accept(self) -> None:
         while True:
@@ -253,10 +259,13 @@ class Proxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
+            self._open.append(near)
             host, port = self._target.split(":")
             far = socket.create_connection((host, int(port)))
-            threading.Thread(target=self._pump, args=(near, far, True), daemon=True).start()
-            threading.Thread(target=self._pump, args=(far, near, False), daemon=True).start()
+            self._open.append(far)
+            for source, sink, towards in ((near, far, True), (far, near, False)):
+                self._pumps.append(threading.Thread(target=self._pump, args=(source, sink, towards), daemon=True))
+                self._pumps[-1].start()
 
     def _pump(self, source: socket.socket, sink: socket.socket, towards: bool) -> None:
         done = 0
@@ -279,16 +288,24 @@ class Proxy:
             pass
         finally:
             for sock in (source, sink):
-                try:
+                with suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass
                 sock.close()
 
     def close(self) -> None:
+        """Cut what is connected, and return when the threads have ended."""
         self.passing.set()
         self.answering.set()
+        self._listener.shutdown(socket.SHUT_RDWR)  # this wakes who accepts; closing does not
+        self._accepting.join(TIMEOUT_S)
         self._listener.close()
+        for sock in self._open:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for pump in self._pumps:
+            pump.join(TIMEOUT_S)
+        for sock in self._open:  # what was accepted, and had no far side
+            sock.close()
 
 
 class Client:

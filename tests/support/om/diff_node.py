@@ -76,5 +76,6 @@ class DiffNode:
         return body
 
     def close(self) -> None:
+        self.api.close()
         self.jobs.close()
         self.node.close()

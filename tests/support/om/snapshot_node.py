@@ -85,6 +85,7 @@ class SnapshotNode:
 
     def close(self) -> None:
         """Close the databases; a failure that would have ended the process is an error here."""
+        self.api.close()
         self.opened.close()
         self.store.close()
         assert self.failures == []

@@ -161,7 +161,8 @@ class _Server:
         if twist is not None:
             middlewares.append(_twisting(twist))
         self._app = web.Application(middlewares=middlewares)
-        TransferPages(desk).attach(self._app)
+        self._pages = TransferPages(desk)
+        self._pages.attach(self._app)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -179,6 +180,7 @@ class _Server:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
+        self._pages.close()
 
 
 def _twisting(twist: Twist) -> Any:

@@ -268,9 +268,10 @@ class Datanode:
         note = lambda message, **_: self.notes.append(message)  # noqa: E731
         tls = None if certified is None else WireTls(certified.tls(name, Role.DATANODE))
         self.tokens = None if certified is None else BlockTokenGuard(lambda: self.now_ms, note, wait_s=0.3)
+        self._together = BlocksTogether(self.blocks.store)
         self.server = StreamServer(
             name=name, cluster=CLUSTER, host="127.0.0.1", port=0, blocks=self.blocks.store, pipelines=self.pipelines,
-            note=note, limits=limits, small_blocks=BlocksTogether(self.blocks.store) if small else None,
+            note=note, limits=limits, small_blocks=self._together if small else None,
             tls=tls, block_tokens=self.tokens,
         )  # fmt: skip
         self.address = f"127.0.0.1:{self.server.port}"
@@ -278,6 +279,7 @@ class Datanode:
     def stop(self):
         self.running = False
         self.server.stop()
+        self._together.close()
 
 
 class OmNode(Node):

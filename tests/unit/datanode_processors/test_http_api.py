@@ -62,7 +62,8 @@ class Site:
         store = ChunkStore(folder / "rows", DN_FAMILIES.names, node.store)
         identity = Identity(cluster="test", shard=SHARD, shards=MAX_PIPELINES, node="dn1")
         self.rows = Replica(identity, DN_FAMILIES, store, threading.RLock())
-        DatanodeHttpApi({SHARD: self.rows}, status, self._prepare, self.fatal.append).attach(app)
+        self._pages = DatanodeHttpApi({SHARD: self.rows}, status, self._prepare, self.fatal.append)
+        self._pages.attach(app)
         app.finalize()
         app.web.init_server()
         site: Any = app.web  # the driver for aiohttp
@@ -83,6 +84,7 @@ class Site:
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(30)
+        self._pages.close()
         self.rows.store.close()
         self.node.stop()
 

@@ -254,6 +254,7 @@ def test_rows_of_a_replica_are_shown_to_whoever_compares_them(shared: OMNode):
     assert (status, rows["truncated"]) == (200, False)
     status, digest = asyncio.run(api.digest({}, shard="0"))
     assert (status, digest["digest"]) == (200, "0" * 16)
+    api.close()
     shared.replicas[0].store.write([("volumeTable", b"key", None)])
 
 

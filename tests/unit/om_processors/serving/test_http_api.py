@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,8 +100,10 @@ class Case:
 
 
 @pytest.fixture(scope="module")
-def made() -> Case:
-    return Case()
+def made() -> Iterator[Case]:
+    case = Case()
+    yield case
+    case.api.close()
 
 
 @pytest.fixture

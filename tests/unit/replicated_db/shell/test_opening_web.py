@@ -46,8 +46,9 @@ class Opening:
         self.replicas: dict[int, Replica] = {}
         self.notes: list[str] = []
         self.desk = TransferDesk(name, self.replicas, lambda _: False, note=self.notes.append)
+        self.pages = TransferPages(self.desk)
         self.web = OpeningWeb(
-            name, "127.0.0.1", port, TransferPages(self.desk), [HttpGuard(SECRET).middleware()], replicas=len(logs),
+            name, "127.0.0.1", port, self.pages, [HttpGuard(SECRET).middleware()], replicas=len(logs),
             opened=lambda: len(self.replicas),
         )  # fmt: skip
 
@@ -79,8 +80,8 @@ class Opening:
             self.web.is_open(shard)
 
     def close(self) -> None:
-        for one in self.web.hand_over():
-            one.close()
+        self.web.close()
+        self.pages.close()
         self.desk.close()
         for replica in self.replicas.values():
             replica.store.close()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from replicated_db.core.tables.memory import ManualClock, MemoryLog
 from replicated_db.shell.web import shard_pages
-from replicated_db.shell.web.shard_pages import BadQuery, number, replica_of
+from replicated_db.shell.web.shard_pages import BadQuery, ShardPages, number, replica_of
 from tests.support.replicated.kit import FAMILIES, Node, Shard, hash_of, put
 
 ROWS = {b"key-%d" % number: b"value" for number in range(80)}  # many enough for buckets with three of them
@@ -24,12 +25,13 @@ def node() -> Node:
     return shard.nodes["n1"]
 
 
-def page(ask: Any, node: Node, **query: str) -> Any:
-    return asyncio.run(ask(node.replica, query))
+def page(name: str, node: Node, **query: str) -> Any:
+    with closing(ShardPages()) as pages:
+        return asyncio.run(getattr(pages, name)(node.replica, query))
 
 
 def test_the_digest_of_a_replica(node: Node):
-    found = page(shard_pages.digest, node)
+    found = page("digest", node)
     position = node.replica.position
     assert (found["offset"], found["index"], found["chain"]) == (
         position.offset, position.index, position.chain.hex(),
@@ -41,7 +43,7 @@ def test_the_digest_of_a_replica(node: Node):
 
 
 def test_a_scan_gives_the_same_digest_as_was_kept(node: Node):
-    scanned, kept = page(shard_pages.digest, node, scrub="true"), page(shard_pages.digest, node, scrub="false")
+    scanned, kept = page("digest", node, scrub="true"), page("digest", node, scrub="false")
     assert (scanned["scrubbed"], kept["scrubbed"]) == (True, False)
     assert scanned["digest"] == kept["digest"] == scanned["incremental"]["digest"]
 
@@ -50,9 +52,9 @@ def test_a_scan_finds_a_row_that_was_damaged(node: Node):
     key = b"key-7"
     node.store.write([("things", key, b"damaged")])
     try:
-        found = page(shard_pages.digest, node, scrub="true")
+        found = page("digest", node, scrub="true")
         assert found["digest"] != found["incremental"]["digest"]
-        assert found["incremental"]["digest"] == page(shard_pages.digest, node)["digest"]
+        assert found["incremental"]["digest"] == page("digest", node)["digest"]
     finally:
         node.store.write([("things", key, ROWS[key])])
 
@@ -60,7 +62,7 @@ def test_a_scan_finds_a_row_that_was_damaged(node: Node):
 def test_the_rows_of_all_buckets_are_the_rows_of_the_family(node: Node):
     found: dict[bytes, int] = {}
     for bucket in range(256):
-        answer = page(shard_pages.rows, node, cf="things", bucket=str(bucket))
+        answer = page("rows", node, cf="things", bucket=str(bucket))
         assert (answer["offset"], answer["index"]) == (node.replica.position.offset, node.replica.position.index)
         assert answer["truncated"] is False
         found |= {bytes.fromhex(row["key"]): row["hash"] for row in answer["rows"]}
@@ -68,43 +70,43 @@ def test_the_rows_of_all_buckets_are_the_rows_of_the_family(node: Node):
 
 
 def test_rows_of_a_bucket_are_bounded(node: Node, monkeypatch: pytest.MonkeyPatch):
-    sizes = [len(page(shard_pages.rows, node, cf="things", bucket=str(bucket))["rows"]) for bucket in range(256)]
+    sizes = [len(page("rows", node, cf="things", bucket=str(bucket))["rows"]) for bucket in range(256)]
     bucket, most = str(sizes.index(max(sizes))), max(sizes)
     assert most > 2
     monkeypatch.setattr(shard_pages, "MAX_ROWS", most)
-    assert page(shard_pages.rows, node, cf="things", bucket=bucket)["truncated"] is False
+    assert page("rows", node, cf="things", bucket=bucket)["truncated"] is False
     monkeypatch.setattr(shard_pages, "MAX_ROWS", most - 1)
-    found = page(shard_pages.rows, node, cf="things", bucket=bucket)
+    found = page("rows", node, cf="things", bucket=bucket)
     assert (len(found["rows"]), found["truncated"]) == (most - 1, True)
 
 
 def test_a_row_is_there_or_not(node: Node):
-    found = page(shard_pages.row, node, cf="things", key=b"key-3".hex())
+    found = page("row", node, cf="things", key=b"key-3".hex())
     assert (found["value"], found["offset"]) == (b"value".hex(), node.replica.position.offset)
-    assert page(shard_pages.row, node, cf="things", key=b"nokey".hex())["value"] is None
-    assert page(shard_pages.row, node, cf="things")["value"] is None
+    assert page("row", node, cf="things", key=b"nokey".hex())["value"] is None
+    assert page("row", node, cf="things")["value"] is None
 
 
 def test_rows_are_counted_up_to_a_limit(node: Node):
-    found = page(shard_pages.count, node, cf="things")
+    found = page("count", node, cf="things")
     assert (found["rows"], found["more"], found["index"]) == (len(ROWS), False, node.replica.position.index)
     for limit, rows, more in [(len(ROWS) - 1, len(ROWS) - 1, True), (len(ROWS), len(ROWS), False), (1, 1, True)]:
-        found = page(shard_pages.count, node, cf="things", limit=str(limit))
+        found = page("count", node, cf="things", limit=str(limit))
         assert (found["rows"], found["more"]) == (rows, more)
 
 
 def test_what_is_asked_wrongly_is_named(node: Node):
-    for ask, query, wrong in [
-        (shard_pages.rows, {"cf": "nothings"}, f"cf 'nothings' is not one of {', '.join(FAMILIES.names)}"),
-        (shard_pages.rows, {}, "cf '' is not one of"),
-        (shard_pages.rows, {"cf": "things", "bucket": "256"}, "bucket '256' is not a number in 0..255"),
-        (shard_pages.count, {"cf": "nothings"}, "cf 'nothings' is not one of"),
-        (shard_pages.count, {"cf": "things", "limit": "0"}, f"limit '0' is not a number in 1..{shard_pages.MAX_ROWS}"),
-        (shard_pages.row, {"cf": "things", "key": "xy"}, "key 'xy' is not hexadecimal"),
-        (shard_pages.row, {"key": "00"}, "cf '' is not one of"),
+    for name, query, wrong in [
+        ("rows", {"cf": "nothings"}, f"cf 'nothings' is not one of {', '.join(FAMILIES.names)}"),
+        ("rows", {}, "cf '' is not one of"),
+        ("rows", {"cf": "things", "bucket": "256"}, "bucket '256' is not a number in 0..255"),
+        ("count", {"cf": "nothings"}, "cf 'nothings' is not one of"),
+        ("count", {"cf": "things", "limit": "0"}, f"limit '0' is not a number in 1..{shard_pages.MAX_ROWS}"),
+        ("row", {"cf": "things", "key": "xy"}, "key 'xy' is not hexadecimal"),
+        ("row", {"key": "00"}, "cf '' is not one of"),
     ]:
         with pytest.raises(BadQuery, match="^" + wrong.replace(".", r"\.")):
-            page(ask, node, **query)
+            page(name, node, **query)
 
 
 @pytest.mark.parametrize(("text", "found"), [("0", 0), ("255", 255), (None, 7)])

@@ -71,7 +71,8 @@ def ask(trimming: Any, *targets: str, auth: Any = SECRET.sign) -> list[httpx.Res
 
     async def run() -> list[httpx.Response]:
         app = web.Application(middlewares=[HttpGuard(SECRET).middleware()])
-        TrimPages(trimming, fatal.append).attach(app)
+        pages = TrimPages(trimming, fatal.append)
+        pages.attach(app)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -81,6 +82,7 @@ def ask(trimming: Any, *targets: str, auth: Any = SECRET.sign) -> list[httpx.Res
                 return [await http.post(f"/v1/shards/{target}", auth=auth) for target in targets]
         finally:
             await runner.cleanup()
+            pages.close()
 
     answers = asyncio.run(run())
     trimming.fatal = fatal
