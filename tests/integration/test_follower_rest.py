@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +24,7 @@ from tests.support.local.stack import LocalKafka
 
 pytestmark = pytest.mark.integration
 
+ROOT = Path(__file__).parents[2]
 LOG, AUDIT = "rest.log", "rest.audit"
 RESTING, OTHER = 0, 1
 
@@ -28,17 +32,17 @@ RESTING, OTHER = 0, 1
 class Fetched:
     """A follower's app on a thread of its own, which notes what it is given."""
 
-    def __init__(self, kafka: LocalKafka, folder: Path, name: str) -> None:
+    def __init__(
+        self, brokers: str, folder: Path, name: str, fatal: Callable[[BaseException], None] | None = None
+    ) -> None:
         self.offsets: dict[int, list[int]] = {RESTING: [], OTHER: []}
         self.errors: list[BaseException] = []
         self.app = make_app(
-            name, bootstrap_servers=kafka.bootstrap_servers, host="127.0.0.1", port=free_ports(1)[0], data_dir=folder,
-            fatal=self.errors.append,
+            name, bootstrap_servers=brokers, host="127.0.0.1", port=free_ports(1)[0], data_dir=folder,
+            fatal=fatal or self.errors.append,
         )  # fmt: skip
         when_brokers_answer(
-            lambda: place_group(
-                kafka.bootstrap_servers, name, log_topic=LOG, audit_topic=AUDIT, replicas={}, partitions=2
-            )
+            lambda: place_group(brokers, name, log_topic=LOG, audit_topic=AUDIT, replicas={}, partitions=2)
         )
         self.transport: Any = cast("Any", self.app.transport)
         self.wanted = 0
@@ -65,7 +69,6 @@ class Fetched:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the app, and the consumer's thread with it, also if it has crashed: a process that ended would take it along."""
         asyncio.run_coroutine_threadsafe(self.app.stop(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
@@ -93,7 +96,7 @@ def end_of(kafka: LocalKafka, partition: int) -> int:
 
 @pytest.fixture
 def fetched(kafka_broker: LocalKafka, append: object, tmp_path: Path, request: Any) -> Iterator[Fetched]:
-    follower = Fetched(kafka_broker, tmp_path, f"follower-{request.node.name}")
+    follower = Fetched(kafka_broker.bootstrap_servers, tmp_path, f"follower-{request.node.name}")
     yield follower
     follower.stop()
     assert not follower.errors
@@ -162,14 +165,36 @@ def test_a_record_that_cannot_be_read_is_passed_by(
 def test_a_record_of_a_log_that_cannot_be_read_ends_the_node(
     kafka_broker: LocalKafka, append: Callable[[int, int], None], tmp_path: Path
 ):
-    follower = Fetched(kafka_broker, tmp_path, "follower-bad-log")
+    """The node is a process of its own: what has crashed in it cannot always be stopped, and ends with the process."""
+    append(RESTING, 1)
+    node = subprocess.Popen(
+        [sys.executable, __file__, kafka_broker.bootstrap_servers, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     try:
-        follower.start()
-        append(RESTING, 1)
-        assert wait_until(lambda: len(follower.offsets[RESTING]) >= 1, 60)
+        assert node.stdout is not None
+        assert node.stdout.readline() == "it reads\n"
         append_with_bad_header(kafka_broker.bootstrap_servers, LOG, RESTING, [b"bad"])
-        assert wait_until(lambda: bool(follower.errors), 30)
-        assert "a header that is no UTF-8" in str(follower.errors[0])
-        assert wait_until(lambda: follower.app.crashed, 30)
+        assert "a header that is no UTF-8" in node.stdout.readline()
+        assert node.wait(30) == 1
     finally:
-        follower.stop()
+        node.kill()
+        node.wait()
+
+
+def run_node(brokers: str, folder: str) -> None:
+    """Say when the first record has been read, and why the process ends."""
+
+    def fatal(error: BaseException) -> None:
+        print(error, flush=True)
+        os._exit(1)
+
+    follower = Fetched(brokers, Path(folder), "follower-bad-log", fatal)
+    follower.start()
+    assert wait_until(lambda: bool(follower.offsets[RESTING]), 60)
+    print("it reads", flush=True)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    run_node(*sys.argv[1:])

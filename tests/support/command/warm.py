@@ -1,7 +1,7 @@
 """``run`` runs the ``stratolog`` command in a process of its own, which is forked from one that has imported it.
 
 A command takes a tenth of a second; to import it takes most of one, and tests run it a hundred times. What the process
-is given (words, environment, directory, user) is set after the fork and before ``stratolog.__main__.main`` is called,
+is given (words, environment, directory) is set after the fork and before ``stratolog.__main__.main`` is called,
 and the one that it is forked from is left as it was. Tests of the start itself start the command cold.
 """
 
@@ -23,24 +23,20 @@ from typing import Any
 ROOT = Path(__file__).parents[3]
 
 
-def run(
-    *words: str, env: Mapping[str, str], cwd: Path, user: int | None = None
-) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """Run the command to its end, as ``subprocess.run`` does; ``user`` is the id of another one, without groups."""
-    done = raw(*words, env=env, cwd=cwd, user=user)
+def run(*words: str, env: Mapping[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end, as ``subprocess.run`` does."""
+    done = raw(*words, env=env, cwd=cwd)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def raw(
-    *words: str, env: Mapping[str, str], cwd: Path, user: int | None = None, stdin: bytes = b""
-) -> subprocess.CompletedProcess[bytes]:
+def raw(*words: str, env: Mapping[str, str], cwd: Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Run the command on these bytes to its end, and return the bytes that it wrote."""
     with ExitStack() as open_:
         files = {name: open_.enter_context(tempfile.TemporaryFile()) for name in ("stdin", "stdout", "stderr")}
         files["stdin"].write(stdin)
         files["stdin"].flush()
         paths = {name: f"/proc/{os.getpid()}/fd/{file.fileno()}" for name, file in files.items()}
-        code = _ask({"words": words, "env": dict(env), "cwd": str(cwd), "user": user, **paths})
+        code = _ask({"words": words, "env": dict(env), "cwd": str(cwd), **paths})
         written = []
         for name in ("stdout", "stderr"):
             files[name].seek(0)
@@ -92,10 +88,6 @@ def _become(asked: Mapping[str, Any]) -> None:
         ):
             os.dup2(os.open(asked[name], flags), number)
         os.setsid()
-        if asked["user"] is not None:
-            os.setgroups([])
-            os.setgid(asked["user"])
-            os.setuid(asked["user"])
         os.environ.clear()
         os.environ.update(asked["env"])
         os.chdir(asked["cwd"])
