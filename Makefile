@@ -96,7 +96,7 @@ integration: install ## the tests on a real broker, real RocksDB and real proces
 	$(BIN)/python -m pytest $(INTEGRATION) -m "not slow"
 
 # mypy has one thread, so the tests begin beside it.
-test: install lint ## lint, typecheck, unit and integration: 9 to 16 minutes on two cores, by their speed
+test: install lint ## lint, typecheck, unit and integration: 8 to 12 minutes on two cores, by their speed
 	@$(MAKE) --jobs=2 typecheck suite
 
 # One pytest run, so that its summary speaks for all and comes last. Five workers on two cores, whole files at a time (tests/conftest.py):

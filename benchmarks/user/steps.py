@@ -99,7 +99,7 @@ def steps_of(spans: Sequence[Step]) -> dict[str, float] | None:
     for one in sorted([*calls, *(one for one in spans if one.name == "write block")], key=lambda one: one.begin_ns):
         found[BEFORE] += max(0, one.begin_ns - at_ns) / 1e6
         if one.name == "write block":
-            found[BLOCK] += (one.end_ns - max(one.begin_ns, at_ns)) / 1e6
+            found[BLOCK] += max(0, one.end_ns - max(one.begin_ns, at_ns)) / 1e6
         else:
             lead = next(other for other in spans if other.above == one.span and _leads(other))
             inner = {other.name: other for other in spans if other.above == lead.span}
@@ -108,8 +108,8 @@ def steps_of(spans: Sequence[Step]) -> dict[str, float] | None:
             ends = (lead.begin_ns, inner["execute"].end_ns, inner["append"].end_ns, one.end_ns)
             begin_ns = max(one.begin_ns, at_ns)
             for name, end_ns in zip((TO_LEADER, EXECUTE, APPEND, ANSWER), ends, strict=True):
-                found[name] += (end_ns - begin_ns) / 1e6
-                begin_ns = end_ns
+                found[name] += max(0, end_ns - begin_ns) / 1e6
+                begin_ns = max(begin_ns, end_ns)
         at_ns = max(at_ns, one.end_ns)
     found[REST] = max(0, top.end_ns - at_ns) / 1e6
     return found

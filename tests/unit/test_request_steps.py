@@ -66,6 +66,12 @@ def test_what_overlaps_is_counted_once() -> None:
     assert sum(found.values()) == 30
 
 
+def test_a_request_that_begins_while_a_block_is_written_adds_what_it_takes_longer() -> None:
+    top = span("write key", 0, 30)
+    found = steps_of([top, span("write block", 0, 25, top), *call("CommitKey", 20, top)])
+    assert found == {BEFORE: 0, BLOCK: 25, TO_LEADER: 0, EXECUTE: 0, APPEND: 2, ANSWER: 3, REST: 0}
+
+
 @pytest.mark.parametrize("missing", ["lead CreateKey", "execute", "append"])
 def test_a_call_without_one_of_its_spans_has_no_steps(missing: str) -> None:
     assert steps_of([one for one in call("CreateKey", 0) if one.name != missing]) is None

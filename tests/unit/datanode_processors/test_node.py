@@ -344,9 +344,12 @@ def test_stores_are_closed_when_nothing_serves_any_more(make: Make, monkeypatch:
         monkeypatch.setattr(part, "close", told(name, part.close))
     monkeypatch.setattr(module, "closing", lambda: closed.append("closing"))
     monkeypatch.setattr(node.server, "stop", told("server", node.server.stop))
+    pages = {type(end.__self__).__name__: end for end in node._end_pages}  # type: ignore[attr-defined]
+    monkeypatch.setattr(node, "_end_pages", [told(name, end) for name, end in pages.items()])
     node.close()
     assert closed[:2] == ["server", "closing"], "errors from here on are those of closing"
-    assert sorted(closed[2:]) == sorted(parts)
+    assert closed[2:5] == ["DatanodeHttpApi", "TransferPages", "TrimPages"], "they ask the stores"
+    assert sorted(closed[5:]) == sorted(parts)
     assert closed[-1] == "folder", "another process may take it from here on"
 
 

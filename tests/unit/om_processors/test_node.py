@@ -323,6 +323,10 @@ def test_a_node_runs_with_its_threads_and_ends_with_its_databases_closed(
     left = {thread.name for thread in threading.enumerate()}
     assert not left & {"flusher", "leadership", "watchdog", "snapshot cleanup", "log trimming", "open key cleanup"}
     assert node.transfers._closed
+    ended = {type(end.__self__).__name__ for end in node._end_pages}  # type: ignore[attr-defined]
+    assert ended == {"TransferPages", "OMHttpApi", "SnapshotDiffApi", "TrimPages"}
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        node.transfer_pages._reading.submit(int)
     assert not node.duties._courier.send("late", "127.0.0.1:1", None, datanode="dn1"), "datanodes are told nothing more"
     assert node.open_snapshots._ended
     with pytest.raises(OMError, match="it stops"):
