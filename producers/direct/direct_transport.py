@@ -287,11 +287,15 @@ class DirectTransport:
                 self._faults[address] = str(error)
 
     def _wanted_addresses(self) -> set[str]:
-        """Return the nodes for which something waits: leaders of shards, or all nodes while one of those is unknown."""
+        """Return the nodes for which something waits: leaders of shards.
+
+        All nodes, while such a leader is unknown, or nobody is connected who would tell of another one.
+        """
         with self._lock:
             shards = self._wanted | {shard for shard, calls in self._parked.items() if calls}
         leaders = {self._routes.leader_of(shard) for shard in shards}
-        return set(self._routes.addresses) if "" in leaders or not self._routes.shards else leaders
+        needs_word = "" in leaders or (leaders and not self.is_open) or not self._routes.shards
+        return set(self._routes.addresses) if needs_word else leaders
 
     def _forget_expired(self) -> None:
         """Drop calls that wait for a way beyond their deadline."""

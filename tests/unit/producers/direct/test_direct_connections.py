@@ -354,17 +354,45 @@ def test_who_made_room_comes_back_at_once_with_a_call_or_a_lookup_or_when_asked(
         assert not transport._links
 
 
+DEAD = "127.0.0.1:1"
+
+
+def both_connected(story: Story) -> DirectTransport:
+    """Connect with both nodes; the first one leads shard 1, and then needs its room, the leader of shard 0 is dead."""
+    transport = story.begin(story.first.address, story.second.address)
+    transport.serve()
+    for node in (story.first, story.second):
+        node.accept()
+        node.tell((0, 9, DEAD), (1, 1, story.first.address))
+    story.until(lambda: all(link.is_open for link in transport._links.values()) and transport.reaches(1))
+    story.first.say(error_frame("OVERLOADED", "this one has rested longest", "om1"))
+    story.until(lambda: story.first.address not in transport._links)
+    return transport
+
+
 def test_who_wants_what_another_node_leads_does_not_ask_the_one_that_is_full(story: Story) -> None:
-    transport = made_room(story)
-    transport._routes.hear(
-        DoorLeaders(shards=2, leaders=[ShardLeader(shard=0, term=9, node="y", address="127.0.0.1:1")])
-    )
+    transport = both_connected(story)
     transport.send([call(0)])
     transport.serve()
     assert story.first.address not in transport._links
     transport.send([call(1)])
     transport.serve()
     assert story.first.address in transport._links
+
+
+def test_a_full_node_is_asked_who_leads_next_if_nobody_else_would_tell(story: Story) -> None:
+    """The leader has died: who rests at it alone, because the others were full, must not wait for their room."""
+    transport = both_connected(story)
+    transport.send([call(0)])
+    assert story.second.sock is not None
+    story.second.sock.close()
+    story.second._server.close()
+    story.until(lambda: not transport.is_open)
+    transport.serve()
+    assert story.first.address in transport._links
+    story.first.accept()
+    story.first.tell((0, 10, story.first.address))
+    story.until(lambda: transport.reaches(0))
 
 
 def test_a_full_node_is_asked_ever_more_rarely_and_each_second_by_who_wants_something(
