@@ -22,9 +22,9 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count, islice, takewhile
 from pathlib import Path
 from statistics import median
-from typing import Protocol
 
 import httpx
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -42,10 +42,12 @@ from producers import Client
 from schemas.records.messages import CreateKey
 from stratolog.local.kafka import LONG_RUN_JVM
 from tests.support.local.stack import LocalKafka, TestStack
-from tests.support.tracing.collector import Collector
+from tests.support.tracing.collector import Collected, Collector
 
 KIB = 1024
 CREATE, PUT = "CreateKey", "file"
+TOPS = {CREATE: "CreateKey", PUT: "write key"}
+"""The span of a whole call, for each kind of work. Blocks that are reserved meanwhile have traces of their own."""
 WORK = ((CREATE, 0), (PUT, 4 * KIB), (PUT, 32 * KIB))
 WARM_UP_S = 20.0
 SPANS_ARRIVE_S = 20.0
@@ -57,35 +59,7 @@ BEFORE, TO_LEADER, EXECUTE, APPEND, ANSWER, BLOCK, REST = (
 )  # fmt: skip
 
 
-class Step(Protocol):
-    """What is read of a span: :class:`tests.support.tracing.collector.Collected`."""
-
-    @property
-    def trace(self) -> str:
-        """The trace's id."""
-
-    @property
-    def span(self) -> str:
-        """The span's id."""
-
-    @property
-    def above(self) -> str:
-        """The id of the span above it, empty if there is none."""
-
-    @property
-    def name(self) -> str:
-        """What it is."""
-
-    @property
-    def begin_ns(self) -> int:
-        """When it began."""
-
-    @property
-    def end_ns(self) -> int:
-        """When it ended."""
-
-
-def steps_of(spans: Sequence[Step]) -> dict[str, float] | None:
+def steps_of(spans: Sequence[Collected]) -> dict[str, float] | None:
     """Return the steps of one call in ms, in their order, put end to end; None if a span is missing.
 
     ``spans`` are those of one trace. Several requests of one call (OPEN and commit) count as one of each step.
@@ -115,25 +89,27 @@ def steps_of(spans: Sequence[Step]) -> dict[str, float] | None:
     return found
 
 
-def _leads(span: Step) -> bool:
+def _leads(span: Collected) -> bool:
     return span.name.startswith("lead ")
 
 
-def followers_of(spans: Sequence[Step]) -> list[float]:
+def followers_of(spans: Sequence[Collected]) -> list[float]:
     """Return how long after the beginning of its append each follower had applied a batch of the call, in ms."""
     begun = {one.span: one.begin_ns for one in spans if one.name == "append"}
     return [(one.end_ns - begun[one.above]) / 1e6 for one in spans if one.name == "apply" and one.above in begun]
 
 
-def by_trace(spans: Iterable[Step]) -> dict[str, list[Step]]:
-    """Return the spans of each call, by the id of its trace."""
-    found: dict[str, list[Step]] = {}
+def by_trace(spans: Iterable[Collected], top: str) -> dict[str, list[Collected]]:
+    """Return the spans of each call whose span of the whole call is named ``top``, by the id of its trace."""
+    found: dict[str, list[Collected]] = {}
     for one in spans:
         found.setdefault(one.trace, []).append(one)
-    return found
+    return {
+        trace: own for trace, own in found.items() if any(not one.above and one.name == top for one in own)
+    }  # fmt: skip
 
 
-def summary(calls: Mapping[str, Sequence[Step]]) -> dict[str, object]:
+def summary(calls: Mapping[str, Sequence[Collected]]) -> dict[str, object]:
     """Return the medians of all calls whose spans have come."""
     whole = [(spans, steps) for spans in calls.values() if (steps := steps_of(spans)) is not None]
     if not whole:
@@ -174,8 +150,8 @@ def at_root(before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mappi
     """
     spent = {name: {step: own[step] - before[name][step] for step in own} for name, own in after.items()}
     root = max(spent.values(), key=lambda own: own["commit"])
-    count = root.pop("exchanges")
-    return {step: round(spent_s * 1000 / count, 3) for step, spent_s in root.items()} if root["commit"] else {}
+    exchanges = root.pop("exchanges")
+    return {step: round(spent_s * 1000 / exchanges, 3) for step, spent_s in root.items()} if root["commit"] else {}
 
 
 def work(client: Client, what: str, size: int, names: Iterable[str]) -> None:
@@ -189,13 +165,15 @@ def work(client: Client, what: str, size: int, names: Iterable[str]) -> None:
                 file.write(data)
 
 
-def names(what: str, size: int, kind: str, seconds: float = float("inf"), calls: int = 1_000_000) -> Iterator[str]:
-    """Yield new names until so many have been taken, or the time is over."""
+def names(kind: str, what: str, size: int) -> Iterator[str]:
+    """Yield new names."""
+    return (f"{kind}-{what}-{size}-{number}" for number in count())
+
+
+def during(seconds: float, names: Iterable[str]) -> Iterator[str]:
+    """Yield names until the time is over."""
     until_s = time.monotonic() + seconds
-    for number in range(calls):
-        if time.monotonic() > until_s:
-            return
-        yield f"{kind}-{what}-{size}-{number}"
+    return takewhile(lambda _: time.monotonic() < until_s, names)
 
 
 def measure(stack: TestStack, collector: Collector, calls: int) -> Iterator[dict[str, object]]:
@@ -211,25 +189,25 @@ def measure(stack: TestStack, collector: Collector, calls: int) -> Iterator[dict
         warm.create_volume(VOLUME)
         warm.create_bucket(VOLUME, BUCKET)
         for what, size in WORK:
-            work(warm, what, size, names(what, size, "warm", seconds=WARM_UP_S))
+            work(warm, what, size, during(WARM_UP_S, names("warm", what, size)))
             collector.spans.clear()
             before = exchange_seconds(stack)
-            work(client, what, size, names(what, size, "traced", calls=calls))
+            work(client, what, size, islice(names("traced", what, size), calls))
             exchange = at_root(before, exchange_seconds(stack))
             provider.force_flush()
-            _wait_for(collector, calls)
+            _wait_for(collector, TOPS[what], calls)
             yield {
-                "what": what, "size": size, **summary(by_trace(list(collector.spans))), "exchange_ms": exchange,
+                "what": what, "size": size, **summary(by_trace(list(collector.spans), TOPS[what])), "exchange_ms": exchange,
             }  # fmt: skip
     provider.shutdown()
 
 
-def _wait_for(collector: Collector, calls: int) -> None:
+def _wait_for(collector: Collector, top: str, calls: int) -> None:
     """Wait until the spans of all calls have come, or no more will."""
     until_s = time.monotonic() + SPANS_ARRIVE_S
     while time.monotonic() < until_s:
-        found = by_trace(list(collector.spans)).values()
-        if sum(any(not one.above for one in spans) and len(followers_of(spans)) >= 2 for spans in found) >= calls:
+        found = by_trace(list(collector.spans), top).values()
+        if sum(len(followers_of(spans)) >= 2 for spans in found) >= calls:
             return
         time.sleep(0.5)
 

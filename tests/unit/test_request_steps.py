@@ -84,11 +84,12 @@ def test_followers_count_from_the_beginning_of_the_append() -> None:
 def test_the_summary_has_medians_of_the_calls_whose_spans_have_come() -> None:
     spans = [one for number in range(3) for one in call("PutKey", 100 * number, trace=str(number))]
     spans = [one for one in spans if not (one.trace == "2" and one.name == "append")]
-    found = summary(by_trace(spans))
+    spans += call("ReserveBlocks", 0, trace="of another call")
+    found = summary(by_trace(spans, "PutKey"))
     assert (found["calls"], found["elapsed_ms"], found["followers_ms"]) == (2, 10, 15)
     assert found["steps_ms"] == {BEFORE: 0, BLOCK: 0, TO_LEADER: 1, EXECUTE: 2, APPEND: 4, ANSWER: 3, REST: 0}
     with pytest.raises(RuntimeError, match="no call's spans have come"):
-        summary(by_trace(spans[-2:]))
+        summary(by_trace(spans, "CommitKey"))
 
 
 def test_the_root_of_exchanges_is_the_datanode_that_commits() -> None:
