@@ -53,7 +53,7 @@ class Command:
         environment = {
             "STRATOLOG_CONFIG": str(self._stack.settings_file), "COLUMNS": "200", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin",
         }  # fmt: skip
-        return warm.raw("sh", "key", *arguments, env=environment, cwd=ROOT, stdin=stdin)
+        return warm.raw("sh", "key", *arguments, env=environment, cwd=ROOT, stdin=stdin, timeout_s=120)
 
     def json(self, *arguments: str, stdin: bytes = b"") -> dict[str, Any]:
         done = self(*arguments, "--json", stdin=stdin)

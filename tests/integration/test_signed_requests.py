@@ -369,7 +369,9 @@ def test_the_command_makes_users_and_changes_lists(
 
     def run(*words: str, file: Path | None = None, code: int = 0) -> str:
         more = {} if file is None else {"STRATOLOG_CREDENTIALS_FILE": str(file)}
-        found = warm.run("--config", str(stack.settings_file), *words, env=_environment() | more, cwd=ROOT)
+        found = warm.run(
+            "--config", str(stack.settings_file), *words, env=_environment() | more, cwd=ROOT, timeout_s=60
+        )
         assert found.returncode == code, found.stderr + found.stdout
         return found.stdout + found.stderr
 

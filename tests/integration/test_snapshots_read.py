@@ -64,7 +64,7 @@ def shell(stack: TestStack, *words: str) -> subprocess.CompletedProcess[bytes]:
     environment = {
         "STRATOLOG_CONFIG": str(stack.settings_file), "COLUMNS": "200", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin",
     }  # fmt: skip
-    return warm.raw("sh", *words, env=environment, cwd=ROOT)
+    return warm.raw("sh", *words, env=environment, cwd=ROOT, timeout_s=120)
 
 
 def said(stack: TestStack, *words: str) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,22 +22,28 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
+TIMEOUT_S = 300
+"""The longest that a command may take, unless a test says less: a test that hangs ends its whole worker at 600 s."""
 
 
-def run(*words: str, env: Mapping[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end, as ``subprocess.run`` does."""
-    done = raw(*words, env=env, cwd=cwd)
+def run(
+    *words: str, env: Mapping[str, str], cwd: Path, timeout_s: int = TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Run the command to its end, as ``subprocess.run`` does; one that takes ``timeout_s`` ends by SIGALRM."""
+    done = raw(*words, env=env, cwd=cwd, timeout_s=timeout_s)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def raw(*words: str, env: Mapping[str, str], cwd: Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def raw(
+    *words: str, env: Mapping[str, str], cwd: Path, stdin: bytes = b"", timeout_s: int = TIMEOUT_S
+) -> subprocess.CompletedProcess[bytes]:  # fmt: skip
     """Run the command on these bytes to its end, and return the bytes that it wrote."""
     with ExitStack() as open_:
         files = {name: open_.enter_context(tempfile.TemporaryFile()) for name in ("stdin", "stdout", "stderr")}
         files["stdin"].write(stdin)
         files["stdin"].flush()
         paths = {name: f"/proc/{os.getpid()}/fd/{file.fileno()}" for name, file in files.items()}
-        code = _ask({"words": words, "env": dict(env), "cwd": str(cwd), **paths})
+        code = _ask({"words": words, "env": dict(env), "cwd": str(cwd), "timeout_s": timeout_s, **paths})
         written = []
         for name in ("stdout", "stderr"):
             files[name].seek(0)
@@ -88,6 +95,7 @@ def _become(asked: Mapping[str, Any]) -> None:
         ):
             os.dup2(os.open(asked[name], flags), number)
         os.setsid()
+        signal.alarm(asked["timeout_s"])
         os.environ.clear()
         os.environ.update(asked["env"])
         os.chdir(asked["cwd"])

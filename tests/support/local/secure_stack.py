@@ -70,7 +70,7 @@ class SecureStack:
     def stratolog(self, *words: str) -> subprocess.CompletedProcess[str]:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("STRATOLOG_")}
         environment = {**variables, "PYTHONPATH": str(ROOT), "STRATOLOG_DATA_DIR": str(self.settings.data_dir)}
-        return warm.run(*words, env=environment, cwd=self.settings.data_dir)
+        return warm.run(*words, env=environment, cwd=self.settings.data_dir, timeout_s=180)
 
     # -- who asks --------------------------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ def test_names_of_snapshots_are_completed_by_a_node(tmp_path: Path, monkeypatch:
     def completed(*words: str) -> list[str]:
         """Return what a shell offers for the last of the words that were typed."""
         typed = {"COMP_WORDS": " ".join(("stratolog", *words)), "COMP_CWORD": str(len(words))}
-        return warm.run(env=environment | typed, cwd=tmp_path).stdout.split()
+        return warm.run(env=environment | typed, cwd=tmp_path, timeout_s=60).stdout.split()
 
     assert completed("sh", "snapshot", "delete", "/vol1/bucket1", "mo") == ["monday", "moon"]
     assert completed("sh", "snapshot", "rename", "/vol1/bucket1", "tu") == ["tuesday"]
