@@ -17,6 +17,7 @@ WORKDIR /opt/stratolog
 COPY pyproject.toml README.md LICENSE requirements-dev.lock ./
 COPY build_tools ./build_tools
 COPY schemas ./schemas
+COPY transport ./transport
 COPY replicated_db ./replicated_db
 COPY om_processors ./om_processors
 COPY datanode_processors ./datanode_processors

@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := $(patsubst %/__init__.py,%,$(wildcard schemas/__init__.py replicated_db/__init__.py om_processors/__init__.py \
+PACKAGES := $(patsubst %/__init__.py,%,$(wildcard schemas/__init__.py transport/__init__.py replicated_db/__init__.py om_processors/__init__.py \
 	datanode_processors/__init__.py producers/__init__.py spark_streaming/__init__.py stratolog/__init__.py))
 SOURCES := $(PACKAGES) $(wildcard tests benchmarks examples)
 UNIT := $(wildcard tests/unit tests/golden tests/properties tests/simulation tests/model)
@@ -37,7 +37,7 @@ FAULT ?= leader-kill leader-pause broker-kill follower-kill client-kill all-brok
 TIMES ?= 10
 DOORS ?= kafka,direct,both
 # Variables of `make mutants`: packages, folders or modules, how many mutants of each (0: all); SEED. BY_LINE=1 tries each on the tests of its line.
-PACKAGE ?= replicated_db om_processors producers datanode_processors spark_streaming
+PACKAGE ?= transport replicated_db om_processors producers datanode_processors spark_streaming
 SAMPLE ?= 25
 
 MAKEFLAGS += --no-print-directory

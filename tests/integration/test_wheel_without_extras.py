@@ -38,7 +38,7 @@ FOREIGN = (
     "avro",
     "opentelemetry",
 )
-OURS = ("schemas", "replicated_db", "om_processors", "datanode_processors", "producers", "spark_streaming")
+OURS = ("schemas", "transport", "replicated_db", "om_processors", "datanode_processors", "producers", "spark_streaming")
 SDK = tuple(
     f"stratolog.{name}"
     for name in (

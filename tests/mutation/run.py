@@ -94,8 +94,8 @@ WARM = (
 """Libraries that take longer to import than most tests to run. They are imported once; the tests' processes are forks."""
 
 PACKAGES = {
-    "schemas": (), "replicated_db": ("schemas",), "producers": ("schemas",), "om_processors": ("schemas", "replicated_db"),
-    "datanode_processors": ("schemas", "replicated_db"),
+    "schemas": (), "transport": ("schemas",), "replicated_db": ("schemas", "transport"), "producers": ("schemas", "transport"),
+    "om_processors": ("schemas", "transport", "replicated_db"), "datanode_processors": ("schemas", "transport", "replicated_db"),
 }  # fmt: skip
 """Our packages that tests of others use, each with those that it imports."""
 

@@ -29,13 +29,22 @@ ROOT = Path(__file__).parents[2]
 
 MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "schemas": frozenset(),
-    "replicated_db": frozenset({"schemas"}),
-    "om_processors": frozenset({"schemas", "replicated_db"}),
-    "datanode_processors": frozenset({"schemas", "replicated_db"}),
-    "producers": frozenset({"schemas"}),
-    "spark_streaming": frozenset({"schemas"}),
+    "transport": frozenset({"schemas"}),
+    "replicated_db": frozenset({"schemas", "transport"}),
+    "om_processors": frozenset({"schemas", "transport", "replicated_db"}),
+    "datanode_processors": frozenset({"schemas", "transport", "replicated_db"}),
+    "producers": frozenset({"schemas", "transport"}),
+    "spark_streaming": frozenset({"schemas", "transport"}),
     "stratolog": frozenset(
-        {"schemas", "replicated_db", "om_processors", "datanode_processors", "producers", "spark_streaming"}
+        {
+            "schemas",
+            "transport",
+            "replicated_db",
+            "om_processors",
+            "datanode_processors",
+            "producers",
+            "spark_streaming",
+        }
     ),
 }
 

@@ -290,6 +290,7 @@ def test_the_image_holds_all_packages_and_the_jars_where_they_are_looked_for() -
     for package in (
         "build_tools",
         "schemas",
+        "transport",
         "replicated_db",
         "om_processors",
         "datanode_processors",

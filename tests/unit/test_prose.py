@@ -30,6 +30,7 @@ PACKAGES = (
     "schemas",
     "spark_streaming",
     "stratolog",
+    "transport",
 )
 """Folders whose docstrings and comments are held to COLUMNS."""
 SOURCES = [path for package in PACKAGES for kind in ("*.py", "*.pyx") for path in sorted((ROOT / package).rglob(kind))]

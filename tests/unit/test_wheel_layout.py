@@ -16,7 +16,15 @@ MOVER = SourceMover(
     packages=frozenset({"schemas", "producers"}),
     modules=frozenset({"schemas.log", "schemas.rows", "schemas.deep", "schemas.deep.er", "producers.load"}),
 )
-PACKAGES = ("schemas", "replicated_db", "om_processors", "datanode_processors", "producers", "spark_streaming")
+PACKAGES = (
+    "schemas",
+    "transport",
+    "replicated_db",
+    "om_processors",
+    "datanode_processors",
+    "producers",
+    "spark_streaming",
+)
 
 
 def moved(source: str) -> str:

@@ -225,7 +225,7 @@ def test_a_refusal_is_not_forgotten_for_a_broken_connection():
 # -- one place ---------------------------------------------------------------------------------------------------------
 
 PACKAGES = (
-    "schemas", "replicated_db", "om_processors", "datanode_processors", "producers", "spark_streaming", "stratolog",
+    "schemas", "transport", "replicated_db", "om_processors", "datanode_processors", "producers", "spark_streaming", "stratolog",
     "benchmarks", "examples",
 )  # fmt: skip
 FOREIGN = "examples/foreign"

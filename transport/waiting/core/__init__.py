@@ -1,0 +1,1 @@
+"""What a pause is, without a clock."""
