@@ -54,6 +54,7 @@ from schemas.codecs.reference import validate_schemas
 from schemas.records.datanode import ClosePipeline
 from schemas.sharding import MAX_PIPELINES
 from schemas.topics import DN_AUDIT, DN_HEARTBEATS, DN_LOG, UNCOMPRESSED
+from transport.waiting.deadline import Deadline
 
 PREPARE_TIMEOUT_S = 60.0
 POLL_S = 0.1
@@ -226,9 +227,9 @@ class DatanodeProcess:
             self.pipelines.close_pipeline(
                 ClosePipeline(partition=pipeline.partition, generation=generation), PREPARE_TIMEOUT_S
             )
-        deadline = time.monotonic() + PREPARE_TIMEOUT_S
+        deadline = Deadline.after_s(PREPARE_TIMEOUT_S)
         while still_open := [one.container_id for one in self.blocks.containers() if not one.closed]:
-            if time.monotonic() > deadline:
+            if deadline.has_passed:
                 raise BlockError(codes.TIMED_OUT, f"containers are still open here: {still_open[:10]}")
             for container_id in still_open:
                 self.pipelines.close_container(container_id)

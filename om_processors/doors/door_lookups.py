@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,6 +40,7 @@ from schemas.records.door import DoorRead, DoorRows
 from schemas.records.record import made_in_c
 from schemas.result_codes import INVALID_REQUEST, NOT_SUPPORTED_OPERATION, OK, OVERLOADED
 from schemas.sharding import shard_of
+from transport.waiting.deadline import Deadline
 
 NOT_CAUGHT_UP = "NOT_CAUGHT_UP"
 MAX_INDEX = 2**63 - 1
@@ -78,7 +78,7 @@ class _Later:
 
     index: int
     number: int
-    deadline_s: float = field(compare=False)
+    deadline: Deadline = field(compare=False)
     lookup: _Lookup = field(compare=False)
     done: bool = field(compare=False, default=False)
 
@@ -100,7 +100,7 @@ class _Sessions:
         """Let a lookup wait."""
         self._number += 1
         self._waiting += 1
-        later = _Later(lookup.read.index, self._number, time.monotonic() + READ_DEADLINE_S, lookup)
+        later = _Later(lookup.read.index, self._number, Deadline.after_s(READ_DEADLINE_S), lookup)
         heapq.heappush(self._by_index, later)
         self._by_age.append(later)
 
@@ -115,8 +115,8 @@ class _Sessions:
 
     def late(self) -> list[_Lookup]:
         """Take what has waited for too long."""
-        found, now_s = [], time.monotonic()
-        while self._by_age and (self._by_age[0].done or self._by_age[0].deadline_s < now_s):
+        found = []
+        while self._by_age and (self._by_age[0].done or self._by_age[0].deadline.has_passed):
             later = self._by_age.popleft()
             if not later.done:
                 found.append(self._take(later))

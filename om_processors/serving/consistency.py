@@ -9,7 +9,6 @@ broker that is cut off from its controller serves an old one.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 
 import aiohttp
@@ -24,6 +23,7 @@ from schemas.privilege import AUTHORIZATION
 from schemas.result_codes import INVALID_REQUEST
 from schemas.security.certificates import AN_OM
 from schemas.security.tls import scheme_of
+from transport.waiting.deadline import Deadline
 
 LINEARIZABLE, SESSION, STALE = "linearizable", "session", "stale"
 READ_DEADLINE_S = 5.0
@@ -72,7 +72,7 @@ class Consistency:
         """Return when the shard may be read; raises NotReadable after READ_DEADLINE_S, or if the replica is flagged."""
         replica = self._replicas[shard]
         self.refuse_flagged(shard)
-        deadline = time.monotonic() + READ_DEADLINE_S
+        deadline = Deadline.after_s(READ_DEADLINE_S)
         if consistency == SESSION:
             if replica.position.index < session.get(shard, 0):
                 self.hurry()
@@ -101,16 +101,16 @@ class Consistency:
             shard = replica.identity.shard
             raise NotReadable("NOT_CAUGHT_UP", f"shard {shard}: the record at {offset} is too long ago to tell")
 
-    async def _read_index(self, shard: int, deadline: float) -> tuple[int, str]:
+    async def _read_index(self, shard: int, deadline: Deadline) -> tuple[int, str]:
         while True:
             try:
                 return await self.ask(shard, deadline)
             except NotReadable:
-                if time.monotonic() + ASK_AGAIN_S > deadline:
+                if not deadline.has_room_for(ASK_AGAIN_S):
                     raise
                 await asyncio.sleep(ASK_AGAIN_S)
 
-    async def ask(self, shard: int, deadline: float) -> tuple[int, str]:
+    async def ask(self, shard: int, deadline: Deadline) -> tuple[int, str]:
         """Ask the shard's leader, this node or another, for a read index: (offset, hash of the record)."""
         if self._loops[shard].leading:
             return await self.own_read_index(shard)
@@ -122,7 +122,7 @@ class Consistency:
         target = f"/v1/shards/{shard}/read-index"
         proof = self._config.secret.authorization("POST", position.address, target)
         headers = {"Host": position.address, AUTHORIZATION: proof}
-        timeout = aiohttp.ClientTimeout(total=max(0.05, min(1.0, deadline - time.monotonic())))
+        timeout = aiohttp.ClientTimeout(total=max(0.05, deadline.sooner(1.0).left_s))
         try:
             async with self._http.post(
                 f"{scheme_of(self._config.tls)}://{position.address}{target}", headers=headers, timeout=timeout
@@ -146,9 +146,9 @@ class Consistency:
             raise NotReadable("NO_LEADER", f"shard {shard} is not led by {self._config.node}") from error
         return found.offset, found.record_hash.hex()
 
-    async def _until(self, reached: Callable[[], bool], deadline: float, shard: int) -> None:
+    async def _until(self, reached: Callable[[], bool], deadline: Deadline, shard: int) -> None:
         while not reached():
-            if time.monotonic() > deadline:
+            if deadline.has_passed:
                 raise NotReadable("NOT_CAUGHT_UP", f"shard {shard}: not caught up within {READ_DEADLINE_S} s")
             await asyncio.sleep(STEP_S)
 

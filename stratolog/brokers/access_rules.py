@@ -23,6 +23,7 @@ from confluent_kafka.admin import (
 
 from schemas.kafka.access import KafkaOperation, KafkaPrincipal, KafkaResource, KafkaRight, principal_of, rights_of
 from stratolog.errors import Unavailable
+from transport.waiting.deadline import Deadline
 
 ADMIN_TIMEOUT_S = 30.0
 SETTLE_PAUSE_S = 0.1
@@ -51,9 +52,9 @@ def ensure_access(admin: AdminClient, principals: Iterable[tuple[KafkaPrincipal,
         _create(admin, sorted(wanted - there, key=str))
         _delete(admin, sorted(there - wanted, key=str))
         # The controller has them; the broker that is asked learns of them a little later.
-        deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
+        deadline = Deadline.after_s(ADMIN_TIMEOUT_S)
         while {binding for name in names for binding in _found(admin, _filter(name))} != wanted:
-            if time.monotonic() > deadline_s:
+            if deadline.has_passed:
                 raise Unavailable(f"the brokers do not apply the ACLs of {', '.join(names)}")
             time.sleep(SETTLE_PAUSE_S)
     except KafkaException as error:

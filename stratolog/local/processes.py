@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stratolog.errors import Unavailable
+from transport.waiting.deadline import Deadline
 
 POLL_INTERVAL_S = 0.05
 KILL_WAIT_S = 10.0
@@ -117,9 +118,9 @@ def stop_all(processes: Sequence[Process], timeout_s: float) -> None:
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, *, interval_s: float = POLL_INTERVAL_S) -> bool:
     """Poll ``condition`` until it holds; return whether it did within ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline.after_s(timeout_s)
     while not condition():
-        if time.monotonic() >= deadline:
+        if deadline.has_passed:
             return False
         time.sleep(interval_s)
     return True

@@ -47,6 +47,7 @@ from schemas.topics import (
 from stratolog.errors import Unavailable, UserError
 from stratolog.local.kafka import min_in_sync
 from stratolog.local.processes import wait_until
+from transport.waiting.deadline import Deadline
 
 CONTACT_TIMEOUT_S = 10.0
 ADMIN_TIMEOUT_S = 30.0
@@ -202,7 +203,7 @@ def _described(
     With several brokers, the one that is asked may learn of a topic a moment after another one has named its leaders.
     """
     resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in plan.topics()]
-    deadline = time.monotonic() + SETTLE_TIMEOUT_S
+    deadline = Deadline.after_s(SETTLE_TIMEOUT_S)
     while True:
         try:
             futures = admin.describe_configs(resources)
@@ -211,9 +212,9 @@ def _described(
             if settings.keys() <= found.keys():
                 return found, settings
         except KafkaException as error:
-            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > deadline:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or deadline.has_passed:
                 raise
-        if time.monotonic() > deadline:
+        if deadline.has_passed:
             raise Unavailable(f"topics are not known to every broker after {SETTLE_TIMEOUT_S:.0f} s")
         time.sleep(SETTLE_POLL_S)
 

@@ -30,6 +30,7 @@ from stratolog.errors import Unavailable, UserError
 from stratolog.local import stack
 from stratolog.local.processes import wait_until
 from stratolog.nodes.answers import node_status
+from transport.waiting.deadline import Deadline
 
 if TYPE_CHECKING:
     from producers.client import Client
@@ -185,8 +186,8 @@ def finalize_shards(
 
 def _level(settings: Settings, shard: int) -> int:
     """Return a shard's feature level, as its leader says."""
-    deadline_s = time.monotonic() + REPLICAS_TIMEOUT_S
-    while time.monotonic() < deadline_s:
+    deadline = Deadline.after_s(REPLICAS_TIMEOUT_S)
+    while not deadline.has_passed:
         for view in shard_views(settings, shard).values():
             if view.get("role") == "leader":
                 return int(view["feature_level"])

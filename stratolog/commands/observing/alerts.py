@@ -18,6 +18,7 @@ from stratolog.commands.common.invocation import JsonOption, connected_settings_
 from stratolog.commands.common.output import console, notes, print_json, progress
 from stratolog.configuration.settings import Settings
 from stratolog.errors import EXIT_FAILED
+from transport.waiting.deadline import Deadline
 
 QUIET_S = 2.0
 """The past is read when no verdict has come for so long, or one that is younger than the command."""
@@ -94,8 +95,8 @@ class AlertWatch:
 
     def read_past(self) -> None:
         """Take the verdicts that the topic holds."""
-        deadline_s = time.monotonic() + PAST_S
-        while time.monotonic() < deadline_s:
+        deadline = Deadline.after_s(PAST_S)
+        while not deadline.has_passed:
             verdicts = self._reader.poll(QUIET_S)
             self.book.take(verdicts)
             if not verdicts or max(one.decided_at_ms for one in verdicts) >= self._began_ms:
