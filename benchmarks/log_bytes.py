@@ -20,18 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Message, Producer
 from confluent_kafka.admin import NewTopic
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.om_write import BUCKET, Spec, System
 from producers import Client
-from replicated_db.shell.kafka.kafka_log import consumer_settings
 from schemas.kafka.client_settings import client_settings
 from schemas.kafka.connection import Brokers
 from schemas.topics import MAX_MESSAGE_BYTES, OM_AUDIT, OM_LOG, OM_REQUESTS, OM_RESPONSES
 from tests.support.local.stack import LocalKafka, TestStack
+from transport.topics.topic_tail import FIRST_RECORD, TopicTail
+from transport.waiting.deadline import Deadline
 
 TOPICS = (OM_REQUESTS, OM_LOG, OM_RESPONSES, OM_AUDIT)
 CODECS = ("none", "lz4", "zstd", "snappy", "gzip")
@@ -56,19 +57,11 @@ def segment_bytes(data: Path, topic: str) -> int:
 
 
 def messages_of(bootstrap_servers: Brokers, topic: str) -> Iterator[Message]:
-    """Yield every message of a topic, partition after partition."""
-    consumer = Consumer(consumer_settings(bootstrap_servers))
-    try:
-        for partition in consumer.list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions:
-            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=PATIENCE_S)
-            consumer.assign([TopicPartition(topic, partition, low)])
-            while low < high:
-                for message in consumer.consume(1000, 1.0):
-                    if message.error() is None and (offset := message.offset()) is not None:
-                        low = offset + 1
-                        yield message
-    finally:
-        consumer.close()
+    """Yield every message of a topic."""
+    deadline = Deadline.after_s(PATIENCE_S)
+    with TopicTail(bootstrap_servers, topic, FIRST_RECORD, deadline) as tail:
+        for messages in tail.to_end(deadline):
+            yield from messages
 
 
 def records_of(bootstrap_servers: Brokers, topic: str) -> list[Stored]:

@@ -36,10 +36,11 @@ from rich.table import Table
 
 from benchmarks.audit.backlog import LoadedLog
 from benchmarks.audit.figures import Progress, percentile, rate_of
-from benchmarks.audit.running import AuditProcess, Topics, Verdicts, audit, now_s
+from benchmarks.audit.running import AuditProcess, Topics, audit, now_s
 from benchmarks.audit.writes import measure_writes
 from schemas.records.messages import Verdict
-from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, UNKNOWN
+from schemas.records.verdict_words import DIVERGED, EQUAL, UNKNOWN
+from stratolog.cluster.verdicts import VerdictReader
 from tests.support.local.stack import LocalKafka
 from tests.support.logs.logbuilder import REPLICAS
 
@@ -100,7 +101,7 @@ class Bench:
             measures: dict[str, Callable[..., None]] = {
                 "idle": self.idle, "delay": self.delay, "backlog": self.backlog,
             }  # fmt: skip
-            with closing(Verdicts(topics.servers)) as verdicts:
+            with closing(VerdictReader(topics.servers)) as verdicts:
                 measures[part](folder, topics, logs, verdicts)
 
     def writes(self) -> None:
@@ -117,7 +118,7 @@ class Bench:
         return [one for one in found if one.verdict == EQUAL]
 
     def _until(
-        self, running: AuditProcess, verdicts: Verdicts, wanted: set[tuple[int, int]],
+        self, running: AuditProcess, verdicts: VerdictReader, wanted: set[tuple[int, int]],
         seen: Sequence[Verdict] = (),
     ) -> Iterator[list[Verdict]]:  # fmt: skip
         """Yield what is `equal` until all replicas are, or were in `seen`, at the wanted (shard, barrier offset)."""
@@ -128,13 +129,13 @@ class Bench:
             running.check()
             if now_s() > deadline:
                 raise TimeoutError(f"no verdicts at {sorted(left)}")
-            found = self._equal(verdicts.new(0.2))
+            found = self._equal(verdicts.poll(0.2))
             left -= {(one.shard, one.barrier_offset, one.node) for one in found}
             yield found
 
     # Idle.
 
-    def idle(self, folder: Path, topics: Topics, logs: list[LoadedLog], verdicts: Verdicts) -> None:
+    def idle(self, folder: Path, topics: Topics, logs: list[LoadedLog], verdicts: VerdictReader) -> None:
         with audit(folder, topics.servers, shards=self._options.shards, **self._settings) as running:
             self._first_verdicts(running, topics, logs, verdicts)
             for wait_s in (0.0, self._options.settle):
@@ -152,7 +153,9 @@ class Bench:
             micro_batches=running.health().get("batch_id", 0) - (batch or 0),
         )  # fmt: skip
 
-    def _first_verdicts(self, running: AuditProcess, topics: Topics, logs: list[LoadedLog], verdicts: Verdicts) -> None:
+    def _first_verdicts(
+        self, running: AuditProcess, topics: Topics, logs: list[LoadedLog], verdicts: VerdictReader
+    ) -> None:
         for log in logs:
             log.write(KEYS_A_BATCH)
             _, reports = log.reported_barrier()
@@ -165,7 +168,7 @@ class Bench:
 
     # Delays.
 
-    def delay(self, folder: Path, topics: Topics, logs: list[LoadedLog], verdicts: Verdicts) -> None:
+    def delay(self, folder: Path, topics: Topics, logs: list[LoadedLog], verdicts: VerdictReader) -> None:
         batches = max(1, self._options.rate // (3 * KEYS_A_BATCH))
         sent: dict[tuple[int, int], float] = {}
         delays: list[float] = []
@@ -188,7 +191,7 @@ class Bench:
                     topics.send(log, reports)
                 seen: list[Verdict] = []  # the verdicts on the last barriers may come before the last second ends
                 while (left_s := next_s - now_s()) > 0:
-                    found = self._equal(verdicts.new(left_s))
+                    found = self._equal(verdicts.poll(left_s))
                     note(found)
                     seen += found
             cores = (running.cpu_s() - cpu_s) / (now_s() - began_s)
@@ -203,7 +206,7 @@ class Bench:
 
     # A backlog.
 
-    def backlog(self, folder: Path, topics: Topics, logs: list[LoadedLog], verdicts: Verdicts) -> None:
+    def backlog(self, folder: Path, topics: Topics, logs: list[LoadedLog], verdicts: VerdictReader) -> None:
         behind: dict[tuple[int, int], int] = {}
         say(f"a backlog of {self._options.operations} operations is written")
         while (total := sum(log.operations for log in logs)) < self._options.operations:

@@ -15,9 +15,9 @@ import psutil
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
-from schemas.codecs.codec import Undecodable, decode_as, encode
+from schemas.codecs.codec import encode
 from schemas.kafka.client_settings import client_settings
-from schemas.records.messages import AuditReport, Verdict
+from schemas.records.messages import AuditReport
 from schemas.topics import DN_LOG, OM_AUDIT, OM_LOG, OM_STATS, OM_VERDICTS
 from stratolog.local.jars import spark_jars
 from stratolog.local.spawning import audit_tasks
@@ -66,29 +66,6 @@ class Topics:
             else:
                 self._producer.poll(0)
                 return
-
-
-class Verdicts:
-    """The verdicts as they come."""
-
-    def __init__(self, servers: str) -> None:
-        self._consumer = Consumer(
-            client_settings(servers, {"group.id": "benchmark", "enable.auto.commit": False, "log_level": 0})
-        )
-        self._consumer.assign([TopicPartition(OM_VERDICTS, 0, 0)])
-
-    def new(self, timeout_s: float) -> list[Verdict]:
-        """Return what has come; waits for ``timeout_s`` at most."""
-        found = []
-        for message in self._consumer.consume(1000, timeout_s):
-            try:
-                found.append(decode_as(Verdict, message.value() or b""))
-            except Undecodable:
-                continue
-        return found
-
-    def close(self) -> None:
-        self._consumer.close()
 
 
 class AuditProcess:

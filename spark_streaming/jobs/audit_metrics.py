@@ -11,16 +11,14 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from schemas.records.messages import Verdict
-
-MAX_REPLICAS = 4_096
-"""Latest verdicts that are shown: far more than shards times replicas times bases. The oldest one goes first."""
+from transport.topics.core.latest_verdicts import LatestVerdicts
 
 _QUERY, _SOURCE, _REPLICA = ("query",), ("query", "topic", "partition"), ("log", "shard", "node", "basis")
 
@@ -48,15 +46,6 @@ FAMILIES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
 Labels = tuple[str, ...]
 
 
-class ReplicaOfLog(NamedTuple):
-    """What a verdict is about, as it labels the metrics."""
-
-    log: str
-    shard: str
-    node: str
-    basis: str
-
-
 class AuditMetrics(Collector):
     """The figures of one audit; safe for the threads that report and those that ask."""
 
@@ -67,7 +56,7 @@ class AuditMetrics(Collector):
         self._active: dict[str, bool] = {}
         self._sums: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._given: Counter[Labels] = Counter()
-        self._latest: dict[ReplicaOfLog, Verdict] = {}
+        self._latest = LatestVerdicts()
 
     # -- what the audit tells ------------------------------------------------------------------------------------------
 
@@ -94,14 +83,10 @@ class AuditMetrics(Collector):
 
     def on_verdicts(self, verdicts: Iterable[Verdict]) -> None:
         """Note verdicts that are written."""
+        given = list(verdicts)
         with self._lock:
-            for one in verdicts:
-                self._given[one.log, one.verdict, one.basis] += 1
-                replica = ReplicaOfLog(one.log, str(one.shard), one.node, one.basis)
-                known = self._latest.pop(replica, one)
-                self._latest[replica] = one if one.barrier_offset >= known.barrier_offset else known
-            while len(self._latest) > MAX_REPLICAS:
-                self._latest.pop(next(iter(self._latest)))
+            self._given.update((one.log, one.verdict, one.basis) for one in given)
+            self._latest.take(given)
 
     # -- what Prometheus asks ------------------------------------------------------------------------------------------
 
@@ -143,15 +128,14 @@ class AuditMetrics(Collector):
             yield from ((labels, float(count)) for labels, count in self._given.items())
         elif short == "verdict_timestamp_seconds":
             newest: dict[Labels, int] = {}
-            for one in self._latest.values():
+            for one in self._latest:
                 place = (one.log, str(one.shard))
                 newest[place] = max(newest.get(place, 0), one.decided_at_ms)
             yield from ((place, at_ms / 1000) for place, at_ms in newest.items())
         else:
-            for replica, one in self._latest.items():
-                yield (
-                    ((*replica, one.verdict), 1.0) if short == "replica_verdict" else (tuple(replica), float(one.index))
-                )
+            for one in self._latest:
+                replica = (one.log, str(one.shard), one.node, one.basis)
+                yield ((*replica, one.verdict), 1.0) if short == "replica_verdict" else (replica, float(one.index))
 
     def registry(self) -> CollectorRegistry:
         """Return all metrics of this process: the audit's, and those of the process itself."""

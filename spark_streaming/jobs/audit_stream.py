@@ -31,6 +31,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from schemas.records.messages import Verdict
+from schemas.records.verdict_words import LOG, UNKNOWN
 from spark_streaming.configuration.audit_config import AuditConfig, load_config
 from spark_streaming.jobs.audit_metrics import AuditMetrics
 from spark_streaming.jobs.health import JobHealth
@@ -48,7 +49,6 @@ from spark_streaming.records.logs import topic_partitions
 from spark_streaming.records.news import News
 from spark_streaming.records.sender import Sender
 from spark_streaming.records.session import build_session, give_memory_back, is_submitted
-from spark_streaming.verdicts.core.words import LOG, UNKNOWN
 from spark_streaming.verdicts.core.written import WrittenBatch
 from spark_streaming.verdicts.query import QUERY_NAME, SLOW_STARTS, SLOW_WORKER, start
 from spark_streaming.verdicts.sinks import FindingSink, verdict_record

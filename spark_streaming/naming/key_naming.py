@@ -16,9 +16,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from schemas.records.messages import Difference, Verdict
+from schemas.records.verdict_words import DIVERGED
 from spark_streaming.naming.core.row_differences import MASK, BucketRows, Look, joined, lasting, look, settled, words
 from spark_streaming.naming.replica_rows import NoRows, ReplicaRows
-from spark_streaming.verdicts.core.words import DIVERGED
 
 WAITING = 64
 """Most verdicts whose keys are still to be named; of further ones the next verdict on the replica is named."""

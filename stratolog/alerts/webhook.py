@@ -6,7 +6,6 @@ again, of each alert only its last change. A receiver may see a change twice: it
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -18,13 +17,15 @@ from xxhash import xxh3_64_hexdigest
 
 from stratolog.alerts.core.alert_book import ACTION, FIRING, RESOLVED, SEVERITY, Alert, AlertSubject
 from stratolog.errors import UsageError
+from transport.waiting.core.backoff import Backoff
+from transport.waiting.deadline import Deadline
 
 TIMEOUT_S = 5.0
 """How long the receiver may be silent."""
 
-FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
-"""Pause before a failed delivery is tried again; it doubles up to the second value."""
+RETRY = Backoff(first_s=1.0, last_s=MAX_PAUSE_S)
+"""Pause before a failed delivery is tried again."""
 
 MAX_PENDING = 1_000
 """Alerts that wait for delivery; beyond it the oldest is dropped, and that is said."""
@@ -49,8 +50,8 @@ class Webhook:
         self._url = parsed
         self._client = httpx.Client(timeout=TIMEOUT_S, follow_redirects=False)
         self._pending: dict[AlertSubject, Alert] = {}
-        self._pause_s = FIRST_PAUSE_S
-        self._next_at_s = 0.0
+        self._failures = 0
+        self._pause = Deadline.after_s(0)
         self.dropped = 0
 
     @property
@@ -69,14 +70,14 @@ class Webhook:
 
     def deliver(self) -> str | None:
         """Deliver what waits, if it is time; return why that failed, None if nothing did."""
-        while self._pending and time.monotonic() >= self._next_at_s:
+        while self._pending and self._pause.has_passed:
             batch = list(self._pending.values())[:MAX_ALERTS]
             why = self._post(body_of(batch))
             if why is not None:
-                self._next_at_s = time.monotonic() + self._pause_s
-                self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+                self._failures += 1
+                self._pause = Deadline.after_s(RETRY.pause_s(self._failures))
                 return why
-            self._pause_s = FIRST_PAUSE_S
+            self._failures = 0
             for one in batch:
                 del self._pending[one.subject]
         return None

@@ -6,7 +6,6 @@ Nothing here starts or stops anything. A question without an answer in time coun
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +19,18 @@ from producers.bulk.read_back import read_back
 from producers.bulk.tree_layout import TreeLayout
 from producers.errors import StratologError
 from producers.reads.reads import Reads
-from spark_streaming.verdicts.core.words import INCREMENTAL, SCRUBBED, UNKNOWN
+from schemas.records.verdict_words import EQUAL, INCREMENTAL, SCRUBBED, UNKNOWN
+from schemas.topics import OM_LOG
 from stratolog.cluster.connection import client_of
 from stratolog.cluster.core.findings import Finding
-from stratolog.cluster.verdicts import Latest, VerdictReader, VerdictSubject
+from stratolog.cluster.verdicts import VerdictReader
 from stratolog.configuration.settings import Settings
 from stratolog.local.processes import wait_until
 from stratolog.nodes.answers import node_statuses
 from stratolog.nodes.core.leaders import leader_of, views_in
 from stratolog.nodes.node_http import http_to, url_of
+from transport.topics.core.latest_verdicts import LatestVerdicts
+from transport.waiting.deadline import Deadline
 
 SCAN_TIMEOUT_S = 300.0
 SPREAD_TIMEOUT_S = 60.0
@@ -127,14 +129,14 @@ def check_converged(settings: Settings, *, timeout_s: float = CONVERGE_TIMEOUT_S
 def check_digests(settings: Settings, shard: int) -> Finding:
     """Scan a shard in full on every node; all scans and incremental digests must be equal, at one index."""
     name = f"shard {shard}: full scans and digests of all replicas are equal"
-    deadline_s = time.monotonic() + CONVERGE_TIMEOUT_S
+    deadline = Deadline.after_s(CONVERGE_TIMEOUT_S)
     while True:
         try:
             found = {node.name: _digest(node.address, shard) for node in settings.nodes}
         except httpx.HTTPError as error:
             return Finding(question=name, holds=False, seen=f"no answer: {type(error).__name__}: {error}")
         same_index = len({answer["index"] for answer in found.values()}) == 1
-        if same_index or time.monotonic() >= deadline_s:
+        if same_index or deadline.has_passed:
             break
     parts = {json_digest(part) for answer in found.values() for part in (answer, answer["incremental"])}
     said = ", ".join(
@@ -226,44 +228,54 @@ def _named(found: Sequence[ListingDifference]) -> str:
 # -- the audit ---------------------------------------------------------------------------------------------------------
 
 
-def await_verdicts(settings: Settings, reader: VerdictReader, *, timeout_s: float) -> tuple[list[Finding], Latest]:
+def await_verdicts(
+    settings: Settings, reader: VerdictReader, *, timeout_s: float
+) -> tuple[list[Finding], LatestVerdicts]:
     """Wait until the running audit finds every replica ``equal`` where it stands, or one ``diverged``; judge each.
 
     Each replica needs two verdicts, on its incremental digest and on a full scan. Both must be at the log's last index,
     where the replicas have converged. A verdict that is missing after ``timeout_s`` is ``unknown``.
     """
-    latest = Latest()
+    latest = LatestVerdicts(OM_LOG)
     indexes: Mapping[int, int] = {}
     pairs = [(shard, node.name) for shard in range(settings.shards) for node in settings.nodes]
-    for verdicts in reader.until(time.monotonic() + timeout_s):
+    for verdicts in reader.until(Deadline.after_s(timeout_s)):
         latest.take(verdicts)
-        if latest.diverged:
+        if any(found.diverged for _, found in latest.subjects()):
             break
         if verdicts:
             indexes = converged(settings) or indexes
-            if indexes and all(latest.is_equal(shard, node, indexes[shard]) for shard, node in pairs):
+            if indexes and all(is_equal(latest, shard, node, indexes[shard]) for shard, node in pairs):
                 break
     return [_check_verdict(latest, shard, node, indexes.get(shard)) for shard, node in pairs], latest
 
 
-def _check_verdict(latest: Latest, shard: int, node: str, index: int | None) -> Finding:
+def is_equal(latest: LatestVerdicts, shard: int, node: str, index: int) -> bool:
+    """Say whether a replica is ``equal`` at ``index``, by digest and by full scan, and never was ``diverged``."""
+    found = [latest.of(OM_LOG, shard, node, basis) for basis in (INCREMENTAL, SCRUBBED)]
+    return all(one is not None and (one.verdict, one.index) == (EQUAL, index) for one in found) and not any(
+        said.diverged and subject.shard == shard and subject.node in (node, "") for subject, said in latest.subjects()
+    )
+
+
+def _check_verdict(latest: LatestVerdicts, shard: int, node: str, index: int | None) -> Finding:
     name = f"Spark: shard {shard}, {node} equals what the log alone gives"
     if index is None:
         return Finding(question=name, holds=False, seen="unknown: the replicas stand at no common index")
-    if latest.is_equal(shard, node, index):
-        verdict = latest.verdicts[VerdictSubject(shard, node, SCRUBBED)]
-        found = f"equal at barrier {verdict.barrier_offset}, index {index}, incremental and scrubbed"
+    scanned = latest.of(OM_LOG, shard, node, SCRUBBED)
+    if scanned is not None and is_equal(latest, shard, node, index):
+        found = f"equal at barrier {scanned.barrier_offset}, index {index}, incremental and scrubbed"
         return Finding(question=name, holds=True, seen=found)
     parts = [
-        f"{key.basis}: diverged at index {v.index}: {v.reason}"
-        for key, v in latest.diverged.items()
-        if key.shard == shard
+        f"{subject.basis}: diverged at index {said.diverged.index}: {said.diverged.reason}"
+        for subject, said in latest.subjects()
+        if subject.shard == shard and said.diverged is not None
     ]
     for basis in (INCREMENTAL, SCRUBBED):
-        verdict_or_none = latest.of(shard, node, basis)
-        if verdict_or_none is None or verdict_or_none.index != index:
-            at = "none" if verdict_or_none is None else f"{verdict_or_none.verdict} at index {verdict_or_none.index}"
+        verdict = latest.of(OM_LOG, shard, node, basis)
+        if verdict is None or verdict.index != index:
+            at = "none" if verdict is None else f"{verdict.verdict} at index {verdict.index}"
             parts.append(f"{basis}: {UNKNOWN} at index {index} (latest: {at})")
         else:
-            parts.append(f"{basis}: {verdict_or_none.verdict} {verdict_or_none.reason}".rstrip())
+            parts.append(f"{basis}: {verdict.verdict} {verdict.reason}".rstrip())
     return Finding(question=name, holds=False, seen="; ".join(parts))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
-from confluent_kafka import KafkaException
 
 from schemas.codecs.block_rows import block_of_key
 from spark_streaming import dashboard
@@ -22,7 +21,7 @@ from spark_streaming.records.core.freshness import judged
 from spark_streaming.records.report_times import ReportTimes
 from spark_streaming.windows.core.reading_windows import LatestWindows
 from stratolog.cluster.reach import check_brokers
-from stratolog.cluster.verdicts import VerdictReader
+from stratolog.cluster.verdicts import VerdictReader, readable
 from stratolog.cluster.window_stats import read_windows
 from stratolog.commands.common.invocation import JsonOption, connected_settings_of
 from stratolog.commands.common.output import console, notes, print_json, print_table, progress
@@ -33,6 +32,8 @@ from stratolog.extras import check_spark
 from stratolog.local.jars import spark_jars
 from stratolog.local.processes import log_tail
 from stratolog.local.spawning import audit_heap
+from transport.topics.core.latest_verdicts import LatestVerdicts
+from transport.waiting.deadline import Deadline
 
 if TYPE_CHECKING:
     from schemas.records.messages import Verdict
@@ -285,18 +286,15 @@ def _show_windows(settings: Settings, minutes: float, *, as_json: bool) -> None:
 def _follow(settings: Settings, as_json: bool) -> None:
     """Show verdicts until interrupted: a live table on a terminal, else the new ones as they come."""
     if console.is_terminal and not as_json:
-        try:
+        with readable(settings.connection):
             dashboard.follow(settings.connection, console=console)
-        except KafkaException as error:
-            raise Unavailable(f"{settings.connection}: the verdicts cannot be read: {error.args[0]}") from error
         return
     since_ms = time.time_ns() // 1_000_000 - FOLLOW_SINCE_MS
-    times, latest, said_at_s = ReportTimes(settings.connection), dashboard.LatestVerdicts(), time.monotonic()
+    times, latest, said_at_s = ReportTimes(settings.connection), LatestVerdicts(), time.monotonic()
     with VerdictReader(settings.connection, since_ms=since_ms) as reader:
         try:
-            for verdicts in reader.until(float("inf")):
-                for verdict in verdicts:
-                    latest.add(verdict)
+            for verdicts in reader.until(Deadline.never()):
+                latest.take(verdicts)
                 _show(verdicts, times, as_json=as_json)
                 if not verdicts and time.monotonic() - said_at_s >= SILENCE_S:
                     said_at_s = time.monotonic()
@@ -317,7 +315,7 @@ def _show(verdicts: Sequence[Verdict], times: ReportTimes, *, as_json: bool) -> 
         print_json(_plain(asdict(one.verdict)) | {"age_ms": one.age_ms, "stale": one.is_stale})
 
 
-def _say_silence(latest: dashboard.LatestVerdicts, times: ReportTimes) -> None:
+def _say_silence(latest: LatestVerdicts, times: ReportTimes) -> None:
     reported_ms = times.newest_ms()
     shown = judged(latest, reported_ms, time.time_ns() // 1_000_000)
     words = dashboard.silence_words(shown, reported_ms)

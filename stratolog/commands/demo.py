@@ -21,12 +21,13 @@ import typer
 
 from producers.bulk.ingest import MAX_IN_FLIGHT, IngestSummary
 from producers.bulk.tree_layout import TreeLayout
+from schemas.records.verdict_words import INCREMENTAL, SCRUBBED
 from schemas.security.tls import scheme_of
-from spark_streaming.verdicts.core.words import INCREMENTAL, SCRUBBED
+from schemas.topics import OM_LOG
 from stratolog.cluster import checks
 from stratolog.cluster.checks import ReplicaStanding
 from stratolog.cluster.core.findings import Finding
-from stratolog.cluster.verdicts import Latest, VerdictReader
+from stratolog.cluster.verdicts import VerdictReader
 from stratolog.commands.common.invocation import JsonOption, settings_of
 from stratolog.commands.common.output import console, notes, print_json, print_table, progress
 from stratolog.commands.common.tables import yes_or_no
@@ -37,6 +38,7 @@ from stratolog.configuration.settings import Settings, default_datanodes
 from stratolog.errors import EXIT_FAILED, UserError
 from stratolog.extras import check_spark
 from stratolog.local import stack, state
+from transport.topics.core.latest_verdicts import LatestVerdicts
 
 SCRUB_INTERVAL_MS = 10_000
 """Replicas of the demo scan themselves in full this often, so that the last verdict rests on a scan too."""
@@ -59,7 +61,7 @@ class DemoOutcome:
     summary: IngestSummary
     leaders: dict[int, str]
     replicas: list[ReplicaStanding]
-    latest: Latest
+    latest: LatestVerdicts
     checks: list[Finding]
 
     @property
@@ -240,9 +242,9 @@ def _print(outcome: DemoOutcome) -> None:
         console.print("the tree, the replicas and the log agree", style="bold green")
 
 
-def _verdict(latest: Latest, replica: ReplicaStanding, basis: str) -> str:
+def _verdict(latest: LatestVerdicts, replica: ReplicaStanding, basis: str) -> str:
     """Return the latest verdict on a replica in a word, and its index if that is not where the replica stands."""
-    verdict = latest.of(replica.shard, replica.node, basis)
+    verdict = latest.of(OM_LOG, replica.shard, replica.node, basis)
     if verdict is None:
         return "unknown"
     return verdict.verdict if verdict.index == replica.index else f"{verdict.verdict} at {verdict.index}"
@@ -255,7 +257,7 @@ def _as_json(outcome: DemoOutcome) -> dict[str, Any]:
             "shard": verdict.shard, "node": verdict.node, "basis": verdict.basis, "verdict": verdict.verdict,
             "index": verdict.index, "barrier_offset": verdict.barrier_offset, "reason": verdict.reason,
         }
-        for verdict in outcome.latest.verdicts.values()
+        for verdict in outcome.latest
     ]  # fmt: skip
     return {
         "ok": outcome.holds,

@@ -24,9 +24,9 @@ from replicated_db.shell.rocks import RocksStore
 from schemas.column_families import BUCKETS, KEY_TABLE
 from schemas.records.log import Batch, Delete, Merge, Put, RequestBatch
 from schemas.records.messages import Verdict
+from schemas.records.verdict_words import DIVERGED, EQUAL, SCRUBBED
 from schemas.topics import OM_LOG
 from spark_streaming.naming.core.row_differences import NAMED
-from spark_streaming.verdicts.core.words import DIVERGED, EQUAL
 from stratolog.cluster.leadership import move
 from stratolog.cluster.verdicts import VerdictReader
 from stratolog.drills.core import damage_findings, digest_findings
@@ -39,7 +39,7 @@ from stratolog.drills.kit.load import BUCKET, client_of, put_key, removed, volum
 from stratolog.drills.kit.log_reading import records_of, survey
 from stratolog.drills.kit.rebuild import scratch
 from stratolog.drills.kit.session import Session
-from stratolog.drills.kit.taps import SCRUBBED, ReportTap, sums_of
+from stratolog.drills.kit.taps import ReportTap, sums_of
 
 KEYS = 8
 AUDIT_TIMEOUT_S = 120.0

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from schemas.records.verdict_words import INCREMENTAL
 from stratolog.cluster.spark_oracle import open_oracle
 from stratolog.drills.core import digest_findings
 from stratolog.drills.core.log_digest import Sums, unsigned
@@ -30,7 +31,7 @@ from stratolog.drills.kit.rebuild import (
     scratch,
 )
 from stratolog.drills.kit.session import Session
-from stratolog.drills.kit.taps import INCREMENTAL, ReportTap
+from stratolog.drills.kit.taps import ReportTap
 
 REPORTS_SLACK_MS = 60_000
 """The search for a barrier's reports begins this long before the barrier's append time."""

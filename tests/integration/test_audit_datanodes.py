@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 
 from datanode_processors.blocks.core.digests import container_digest
 from schemas.codecs.codec import decode, encode
@@ -26,22 +26,17 @@ from tests.support.audit.spark import spark
 from tests.support.datanodes.checksums import checksums_of
 from tests.support.datanodes.datanodes import CLUSTER, Block, Datanodes
 from tests.support.local.stack import LocalKafka
+from transport.topics.topic_tail import TopicTail
+from transport.waiting.deadline import Deadline
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
 
 def records_of(kafka: LocalKafka, topic: str) -> list[tuple[int, Any]]:
     """Return offset and record of all that lies in the pipeline's partition of a topic."""
-    consumer = Consumer(
-        {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "reader", "enable.auto.commit": False}
-    )
-    try:
-        _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), 30)
-        consumer.assign([TopicPartition(topic, 0, 0)])
-        messages = consumer.consume(end, 30) if end else []
-        return [(message.offset() or 0, decode(message.value() or b"")) for message in messages]
-    finally:
-        consumer.close()
+    with TopicTail(kafka.bootstrap_servers, topic) as tail:
+        messages = [one for some in tail.to_end(Deadline.after_s(30)) for one in some if one.partition() == 0]
+    return [(message.offset() or 0, decode(message.value() or b"")) for message in messages]
 
 
 def reported_barrier(kafka: LocalKafka, index: int, names: Iterable[str]) -> tuple[int, int] | None:

@@ -23,9 +23,9 @@ from producers.errors import NotConnected
 from schemas.kafka.access import KafkaPrincipal
 from schemas.kafka.client_settings import client_settings
 from schemas.records.datanode import ClosePipeline
+from schemas.records.verdict_words import DIVERGED, EQUAL
 from schemas.security.certificates import PeerIdentity, Role
 from schemas.security.tls import ProcessTls, TlsFiles
-from spark_streaming.verdicts.core.words import DIVERGED, EQUAL
 from stratolog.brokers import at_rest
 from stratolog.brokers.access_rules import are_acls_kept, ensure_access
 from stratolog.brokers.admission import admin_of
@@ -42,6 +42,7 @@ from stratolog.security.private_files import write_private
 from tests.support.local.secure_stack import SecureStack, read_error, secure_settings, write_error
 from tests.support.local.tokened_stack import check_block_tokens
 from tests.support.sdk.small_files import check_written, write_until_reserved
+from transport.waiting.deadline import Deadline
 
 pytestmark = pytest.mark.integration
 
@@ -442,7 +443,7 @@ def test_the_audit_runs_as_a_principal_of_its_own(secure):
     assert once.returncode == 0, once.stdout + once.stderr
     settings = stack.up(secure.settings.with_values(audit=True), detached=False)
     with VerdictReader(settings.connection) as reader:
-        for verdicts in reader.until(time.monotonic() + 120):
+        for verdicts in reader.until(Deadline.after_s(120)):
             if [one for one in verdicts if one.verdict == EQUAL]:
                 break
         else:
@@ -466,7 +467,7 @@ def test_the_audit_names_a_diverged_key_where_calls_are_signed(tmp_path):
         # The drill wants the keys beside one verdict, within 30 s; here any verdict on the damaged replica will do.
         told = []
         with VerdictReader(signed.settings.connection) as reader:
-            for verdicts in reader.until(time.monotonic() + 60):
+            for verdicts in reader.until(Deadline.after_s(60)):
                 told += [one.reason for one in verdicts if one.verdict == DIVERGED]
                 if [reason for reason in told if "/load/key-4' (another value)" in reason]:
                     break

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
+from dataclasses import replace
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
-
-from replicated_db.core.ports import LogUnavailable
-from replicated_db.core.trimming.audit_view import AuditView
+from replicated_db.core.trimming.audit_view import MAX_JUDGED, audit_place
 from replicated_db.core.trimming.places import AuditPlace
-from replicated_db.shell.kafka.kafka_log import consumer_settings
-from schemas.codecs.codec import Undecodable, decode_as
 from schemas.kafka.connection import Brokers
 from schemas.records.messages import Verdict
 from schemas.topics import OM_VERDICTS
+from transport.topics.core.latest_verdicts import LatestVerdicts
+from transport.topics.topic_tail import TailStart, TopicTail, TopicUnavailable, records_of
+from transport.waiting.deadline import Deadline
 
 TAIL_RECORDS = 10_000
 """Verdicts that are read of each partition at first; afterwards only what is new."""
 
-READ_LIMIT = 1_000
 READ_WAIT_S = 10.0
 """How long reading to the topic's end may take."""
 
@@ -28,52 +24,37 @@ class VerdictTail:
     """Follows the verdicts on one log. For one thread at a time."""
 
     def __init__(self, bootstrap_servers: Brokers, log: str) -> None:
-        self._settings = consumer_settings(bootstrap_servers)
-        self._view = AuditView(log)
-        self._consumer: Consumer | None = None
-        self._next: dict[int, int] = {}
-        """By partition: the next offset to read."""
+        self._servers = bootstrap_servers
+        self._log = log
+        self._latest = LatestVerdicts(log, most=MAX_JUDGED)
+        self._tail: TopicTail | None = None
 
     def place(self, shard: int) -> AuditPlace | str | None:
         """Read what is new, and return how far the audit has come with a shard; in words, why that is not known."""
         try:
-            self._read_on()
-        except (KafkaException, LogUnavailable) as error:
+            self._read_on(Deadline.after_s(READ_WAIT_S))
+        except TopicUnavailable as error:
             self.close()
-            return str(error)
-        return self._view.place(shard)
+            return error.why
+        place = audit_place(self._latest, self._log, shard)
+        if self._latest.dropped:
+            self._latest = LatestVerdicts(self._log, most=MAX_JUDGED)
+            self.close()
+        return place
 
-    def _read_on(self) -> None:
-        deadline_s = time.monotonic() + READ_WAIT_S
-        consumer = self._consumer or self._begin()
-        ends = {
-            number: consumer.get_watermark_offsets(TopicPartition(OM_VERDICTS, number), timeout=READ_WAIT_S)[1]
-            for number in self._next
-        }
-        while any(self._next[number] < end for number, end in ends.items()):
-            if time.monotonic() > deadline_s:
-                raise LogUnavailable(f"{OM_VERDICTS} is not served to its end within {READ_WAIT_S:.0f} s")
-            for message in consumer.consume(READ_LIMIT, 0.2):
-                if (error := message.error()) is not None:
-                    raise KafkaException(error)
-                self._next[message.partition() or 0] = (message.offset() or 0) + 1
-                with suppress(Undecodable):  # anybody may write to the topic
-                    self._view.take([decode_as(Verdict, message.value() or b"")])
-
-    def _begin(self) -> Consumer:
-        self._consumer = consumer = Consumer(self._settings)
-        topic = consumer.list_topics(OM_VERDICTS, timeout=READ_WAIT_S).topics[OM_VERDICTS]
-        if topic.error is not None:
-            raise KafkaException(topic.error)
-        for number in topic.partitions:
-            first, end = consumer.get_watermark_offsets(TopicPartition(OM_VERDICTS, number), timeout=READ_WAIT_S)
-            self._next[number] = max(first, end - TAIL_RECORDS)
-        consumer.assign([TopicPartition(OM_VERDICTS, number, offset) for number, offset in self._next.items()])
-        return consumer
+    def _read_on(self, deadline: Deadline) -> None:
+        if self._tail is None:
+            self._tail = TopicTail(self._servers, OM_VERDICTS, TailStart(last_records=TAIL_RECORDS), deadline)
+        for messages in self._tail.to_end(deadline):
+            self._latest.take(map(_light, records_of(Verdict, messages)))
 
     def close(self) -> None:
         """Let go of the connection; the next question begins anew."""
-        if self._consumer is not None:
-            self._consumer.close()
-            self._consumer = None
-            self._next.clear()
+        if self._tail is not None:
+            self._tail.close()
+            self._tail = None
+
+
+def _light(verdict: Verdict) -> Verdict:
+    """Leave out what trimming does not ask for, and what a stranger may make long."""
+    return replace(verdict, differences=[], evidence=None, reason="", containers=[])

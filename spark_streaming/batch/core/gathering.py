@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from schemas.records.messages import Verdict
+from schemas.records.verdict_words import BLOCKS, DIVERGED, EQUAL, LOG, SCRUBBED, UNKNOWN
 from spark_streaming.batch.core.computed import LogPoint
 from spark_streaming.records.core.reading import BASE, GENESIS
-from spark_streaming.verdicts.core.words import BLOCKS, DIVERGED, EQUAL, LOG, SCRUBBED, UNKNOWN
 from spark_streaming.verdicts.core.written import LogBarrier, WrittenBatch
 
 

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from schemas.records.verdict_words import EQUAL, INCREMENTAL, UNKNOWN
 from spark_streaming.batch.core.computed import CounterDifference, ShardDigest
 from spark_streaming.batch.core.gathering import GatheredVerdicts, LogPartition, PartitionFacts
 from spark_streaming.batch.core.stored_bytes import are_blocks_ok
 from spark_streaming.verdicts.core import digests
-from spark_streaming.verdicts.core.words import EQUAL, INCREMENTAL, UNKNOWN
 
 Json = dict[str, Any]
 

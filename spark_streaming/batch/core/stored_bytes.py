@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from schemas.records.datanode import BlockReport
+from schemas.records.verdict_words import DIVERGED, EQUAL, UNKNOWN
 from spark_streaming.verdicts.core.scans import ScanVerdict, against_log, among_members
-from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, UNKNOWN
 
 Json = dict[str, Any]
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from schemas.records.messages import Verdict
+from schemas.records.verdict_words import EQUAL, SCRUBBED
 
 SILENCE_MS = 60_000
 """A replica reports within a second of a barrier, and is judged within ten."""
@@ -23,8 +24,6 @@ SILENCE_MS = 60_000
 OLD_MS = 25 * 60_000
 """Without writes there is a barrier at each scrub, every ten minutes as a rule."""
 
-EQUAL = "equal"
-SCRUBBED = "scrubbed"
 STALE = "stale"
 
 

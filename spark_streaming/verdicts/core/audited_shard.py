@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from schemas.records.messages import Verdict
+from schemas.records.verdict_words import DIVERGED, EQUAL, EVIDENCE, INCREMENTAL, SCRUBBED, UNKNOWN
 from spark_streaming.verdicts.core.inputs import ReplicaReport
 from spark_streaming.verdicts.core.shard_state import AuditState, BaseChange, LogStanding, MatchingLimits, MatchingStore
-from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, EVIDENCE, INCREMENTAL, SCRUBBED, UNKNOWN
 
 REPORTED = (INCREMENTAL, SCRUBBED, EVIDENCE)
 """Bases of replicas' reports."""

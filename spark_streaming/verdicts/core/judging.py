@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from schemas.records.messages import Difference, Verdict
+from schemas.records.verdict_words import BASE, DIVERGED, EQUAL, EVIDENCE, UNKNOWN, alone_basis
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.audited_shard import AuditedShard, why_base
 from spark_streaming.verdicts.core.digests import MAX_DIFFERENCES, Hashes, Sums
 from spark_streaming.verdicts.core.inputs import ReplicaReport
 from spark_streaming.verdicts.core.shard_state import BaseChange, KeptBarrier
-from spark_streaming.verdicts.core.words import BASE, DIVERGED, EQUAL, EVIDENCE, UNKNOWN, alone_basis
 
 
 def judge(audited: AuditedShard, barrier: KeptBarrier, report: ReplicaReport, now_ms: int) -> Verdict:

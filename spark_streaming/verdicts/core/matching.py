@@ -37,6 +37,7 @@ from collections.abc import Iterator, Sequence
 
 from schemas.records.datanode import BlockReport
 from schemas.records.messages import Verdict
+from schemas.records.verdict_words import LOG
 from schemas.topics import OM_LOG
 from spark_streaming.records.core.reading import BARRIER, LogBroken, Ruling
 from spark_streaming.verdicts.core.audited_shard import AuditedShard
@@ -53,7 +54,6 @@ from spark_streaming.verdicts.core.shard_state import (
     MatchingStore,
     ReportTopic,
 )
-from spark_streaming.verdicts.core.words import LOG
 
 
 class ShardAudit:

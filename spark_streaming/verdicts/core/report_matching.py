@@ -11,6 +11,7 @@ from dataclasses import replace
 from enum import Enum
 
 from schemas.records.messages import Verdict
+from schemas.records.verdict_words import DIVERGED, EVIDENCE, INCREMENTAL, LOG, SCRUBBED, UNKNOWN, alone_basis
 from spark_streaming.records.core.reading import Header
 from spark_streaming.verdicts.core.audited_shard import AuditedShard
 from spark_streaming.verdicts.core.inputs import ReplicaReport, ReportKey, ReportPlace
@@ -24,7 +25,6 @@ from spark_streaming.verdicts.core.shard_state import (
     ReportTopic,
     Waiting,
 )
-from spark_streaming.verdicts.core.words import DIVERGED, EVIDENCE, INCREMENTAL, LOG, SCRUBBED, UNKNOWN, alone_basis
 
 
 class BarrierPlace(Enum):

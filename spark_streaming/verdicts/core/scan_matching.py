@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from schemas.records.datanode import BlockReport
 from schemas.records.messages import Verdict
+from schemas.records.verdict_words import BLOCKS, UNKNOWN, alone_basis
 from spark_streaming.verdicts.core.audited_shard import AuditedShard
 from spark_streaming.verdicts.core.scans import among_members
 from spark_streaming.verdicts.core.shard_state import EARLY_SCAN_REPORTS, ENDED, Scan
-from spark_streaming.verdicts.core.words import BLOCKS, UNKNOWN, alone_basis
 
 BASIS = alone_basis(BLOCKS)
 """Compares members with each other only: a comparison with the log needs the log's rows."""

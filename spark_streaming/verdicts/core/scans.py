@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from schemas.records.datanode import BlockReport, ContainerDigest
 from schemas.records.messages import ContainerDifference
-from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, UNKNOWN
+from schemas.records.verdict_words import DIVERGED, EQUAL, UNKNOWN
 
 MAX_CONTAINERS = 64
 """Most differing containers that a verdict names; its reason counts them all."""

@@ -22,11 +22,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from schemas.records.messages import Verdict
+from schemas.records.verdict_words import DIVERGED, EQUAL, EVIDENCE, UNKNOWN
 from spark_streaming.records.core.freshness import ReportedPartition, age_words
-from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, EVIDENCE, UNKNOWN
-
-MAX_SUBJECTS = 4_096
-"""Subjects of verdicts that are remembered: far more than shards times replicas times bases of one cluster."""
+from transport.topics.core.latest_verdicts import LatestVerdicts, subject_of
 
 UNKNOWN_MS = 60_000
 """How long the latest verdict on a replica is ``unknown`` before that is an alert: a restart takes less."""
@@ -78,7 +76,7 @@ class AlertBook:
     """The alerts that stand, and the verdicts that they come from."""
 
     def __init__(self) -> None:
-        self._latest: dict[tuple[str, int, str, str], Verdict] = {}
+        self._latest = LatestVerdicts()
         self._standing: dict[AlertSubject, Alert] = {}
 
     @property
@@ -89,27 +87,19 @@ class AlertBook:
     @property
     def verdicts(self) -> list[Verdict]:
         """The latest verdict on each subject."""
-        return list(self._latest.values())
+        return list(self._latest)
 
     def take(self, verdicts: Iterable[Verdict]) -> None:
         """Take verdicts in the order in which they came."""
         for one in verdicts:
-            key = (one.log, one.shard, one.node, one.basis)
-            known = self._latest.get(key)
-            if known is not None and one.barrier_offset < known.barrier_offset and known.basis != EVIDENCE:
-                continue
-            self._latest.pop(key, None)
-            self._latest[key] = one
-            if one.verdict == EQUAL:
-                # Evidence is settled when the replica is judged again; nobody says `equal` on that basis.
-                self._forget_evidence((one.log, one.shard, one.node, EVIDENCE), one.decided_at_ms)
-            while len(self._latest) > MAX_SUBJECTS:
-                self._latest.pop(next(iter(self._latest)))
-
-    def _forget_evidence(self, key: tuple[str, int, str, str], before_ms: int) -> None:
-        known = self._latest.get(key)
-        if known is not None and known.decided_at_ms < before_ms:
-            del self._latest[key]
+            evidence = subject_of(one)._replace(basis=EVIDENCE)
+            if one.basis == EVIDENCE:
+                self._latest.forget(evidence)  # the newest counts: much of it is of no barrier
+            # Evidence is settled when the replica is judged again; nobody says `equal` on that basis.
+            if self._latest.take([one]) and one.verdict == EQUAL:
+                known = self._latest.of(*evidence)
+                if known is not None and known.decided_at_ms < one.decided_at_ms:
+                    self._latest.forget(evidence)
 
     def changes(
         self, silent_ms: Mapping[ReportedPartition, int], now_ms: int, *, dead_brokers: Collection[str] = ()
@@ -136,10 +126,10 @@ class AlertBook:
         self, silent_ms: Mapping[ReportedPartition, int], now_ms: int, dead_brokers: Collection[str]
     ) -> Iterable[tuple[AlertSubject, str]]:
         newest: dict[tuple[str, int, str | None], int] = {}
-        for one in self._latest.values():
+        for one in self._latest:
             for place in ((one.log, one.shard, one.node), (one.log, one.shard, None)):
                 newest[place] = max(newest.get(place, 0), one.decided_at_ms)
-        for one in self._latest.values():
+        for one in self._latest:
             of_replica, of_all = newest[one.log, one.shard, one.node], newest[one.log, one.shard, None]
             is_gone = of_all - of_replica >= GONE_MS
             if one.verdict == DIVERGED and not is_gone:

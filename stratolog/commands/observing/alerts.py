@@ -89,7 +89,7 @@ class AlertWatch:
         self._as_json = as_json
         self._times = ReportTimes(settings.connection)
         self._began_ms = _now_ms()
-        self._looked_at_s = 0.0
+        self._next_look = Deadline.after_s(0)
         self._dead: Sequence[str] = ()
         self._said: str | None = None
 
@@ -123,10 +123,10 @@ class AlertWatch:
         self._said = why if self._hook.pending else None
 
     def _look(self) -> None:
-        if time.monotonic() - self._looked_at_s >= LOOK_S:
+        if self._next_look.has_passed:
             addresses = broker_addresses(self._settings)
             self._dead = () if listening(addresses) else addresses
-            self._looked_at_s = time.monotonic()
+            self._next_look = Deadline.after_s(LOOK_S)
 
     def _silent_ms(self, now_ms: int) -> dict[ReportedPartition, int]:
         """Return the partitions that nobody judges, among them those that nobody has ever judged."""

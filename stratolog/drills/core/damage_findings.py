@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from spark_streaming.verdicts.core.words import EQUAL
+from schemas.records.verdict_words import EQUAL
 from stratolog.cluster.core.findings import Finding
 from stratolog.drills.core.log_digest import Sums, differing
 from stratolog.drills.core.log_survey import Digest

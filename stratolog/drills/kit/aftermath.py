@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from schemas.records.verdict_words import INCREMENTAL
 from stratolog.drills.core import digest_findings, write_findings
 from stratolog.drills.core.log_survey import Survey
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.load import Load, listed, usage
 from stratolog.drills.kit.log_reading import survey
 from stratolog.drills.kit.session import Session
-from stratolog.drills.kit.taps import INCREMENTAL, ReportTap, sums_of
+from stratolog.drills.kit.taps import ReportTap, sums_of
 
 
 def judge_load(session: Session, cluster: Cluster, shard: int, load: Load, reports: ReportTap, since: int) -> Survey:

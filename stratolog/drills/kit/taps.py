@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Self
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
-
-from replicated_db.shell.kafka.kafka_log import consumer_settings
 from schemas.codecs.codec import decode_as
 from schemas.codecs.envelopes import responses_in
 from schemas.kafka.connection import Brokers
 from schemas.records.messages import AuditReport, Rejected, Response
 from schemas.topics import OM_AUDIT, OM_REJECTED, OM_RESPONSES
+from stratolog.cluster.verdicts import readable
 from stratolog.drills.core.log_digest import Sums, unsigned
-from stratolog.errors import Unavailable
+from transport.topics.topic_tail import TailStart, TopicTail
 
-CONTACT_TIMEOUT_S = 10.0
-READ_LIMIT = 1_000
 POLL_S = 0.05
 MAX_KEPT = 200_000
 """Values that a tap keeps, the youngest ones: room for a drill's own and for those that others write meanwhile."""
-
-INCREMENTAL = "incremental"
-SCRUBBED = "scrubbed"
 
 
 class Tap:
@@ -33,34 +26,22 @@ class Tap:
 
     def __init__(self, bootstrap_servers: Brokers, topic: str, since_ms: int | None = None) -> None:
         self.values: list[bytes] = []
-        self._consumer = Consumer(consumer_settings(bootstrap_servers, log_level=0))
-        try:
-            self._consumer.assign(list(self._places(topic, since_ms)))
-        except KafkaException as error:
-            self._consumer.close()
-            raise Unavailable(f"{bootstrap_servers}: {topic} cannot be read: {error.args[0]}") from error
-
-    def _places(self, topic: str, since_ms: int | None) -> Iterator[TopicPartition]:
-        for number in self._consumer.list_topics(topic, timeout=CONTACT_TIMEOUT_S).topics[topic].partitions:
-            place = TopicPartition(topic, number)
-            _, end = self._consumer.get_watermark_offsets(place, timeout=CONTACT_TIMEOUT_S)
-            offset = end
-            if since_ms is not None:
-                asked = TopicPartition(topic, number, since_ms)
-                found = self._consumer.offsets_for_times([asked], timeout=CONTACT_TIMEOUT_S)[0].offset
-                offset = found if 0 <= found <= end else end
-            yield TopicPartition(topic, number, offset)
+        self._servers = bootstrap_servers
+        start = TailStart(last_records=0) if since_ms is None else TailStart(since_ms=since_ms)
+        with readable(bootstrap_servers):
+            self._tail = TopicTail(bootstrap_servers, topic, start)
 
     def poll(self) -> list[bytes]:
         """Read new values, and return all values kept so far."""
-        while messages := self._consumer.consume(READ_LIMIT, POLL_S):
-            self.values += [message.value() or b"" for message in messages if message.error() is None]
-            del self.values[:-MAX_KEPT]
+        with readable(self._servers):
+            while messages := self._tail.poll(POLL_S):
+                self.values += [message.value() or b"" for message in messages]
+                del self.values[:-MAX_KEPT]
         return self.values
 
     def close(self) -> None:
         """Let go of the connection."""
-        self._consumer.close()
+        self._tail.close()
 
     def __enter__(self) -> Self:
         """Return the tap itself."""

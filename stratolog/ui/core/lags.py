@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from schemas.records.verdict_words import INCREMENTAL
 from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.records.core.freshness import JudgedVerdict, ReportedPartition, behind_partitions, judged
-from spark_streaming.verdicts.core.words import INCREMENTAL
 from stratolog.ui.core.observed import Observed
 from stratolog.ui.core.replica_grid import ReplicaGrid
 from stratolog.ui.core.words import Tone, partition_words

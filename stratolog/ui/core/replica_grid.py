@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.records.messages import Verdict
+from schemas.records.verdict_words import DIVERGED, EQUAL, INCREMENTAL, SCRUBBED
 from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.records.core.freshness import JudgedVerdict, judged
-from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, INCREMENTAL, SCRUBBED
 from stratolog.nodes.core.leaders import is_leader, view_of
 from stratolog.ui.core.observed import Json, Observed
 from stratolog.ui.core.verdict_book import JudgedReplica, standing

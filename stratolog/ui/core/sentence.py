@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from schemas.records.messages import Verdict
+from schemas.records.verdict_words import EQUAL, INCREMENTAL, SCRUBBED, UNKNOWN
 from schemas.topics import OM_LOG
 from spark_streaming.records.core.freshness import JudgedVerdict, age_words, behind_partitions, judged
-from spark_streaming.verdicts.core.words import EQUAL, INCREMENTAL, SCRUBBED, UNKNOWN
 from stratolog.ui.core.observed import Observed
 from stratolog.ui.core.verdict_book import JudgedReplica, standing
 from stratolog.ui.core.words import Tone, count_of, listed, partition_words

@@ -2,7 +2,8 @@
 
 Rules:
 
-1. The latest verdict on a replica and basis is the one at the highest barrier.
+1. The latest verdict on a replica and basis is the one at the highest barrier
+   (``transport/topics/core/latest_verdicts.py``).
 2. A divergence *stands* until the same basis says ``equal`` at a barrier that is no older, or a full scan does.
 3. A change to ``diverged`` and back, and a DigestBase, are events of the timeline. All are bounded.
 """
@@ -15,12 +16,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from schemas.records.messages import Verdict
-from spark_streaming.verdicts.core.words import BASE, DIVERGED, EQUAL, SCRUBBED
+from schemas.records.verdict_words import BASE, DIVERGED, EQUAL, SCRUBBED
 from stratolog.ui.core.observed import TimelineEvent
 from stratolog.ui.core.words import Tone, partition_words
+from transport.topics.core.latest_verdicts import LatestVerdicts
 
-MAX_SUBJECTS = 4_096
-"""Replicas times bases that are kept; far above those of one cluster."""
 MAX_EVENTS = 200
 
 
@@ -36,20 +36,13 @@ class JudgedReplica(NamedTuple):
 class VerdictBook:
     """What verdicts say so far."""
 
-    latest: dict[tuple[JudgedReplica, str], Verdict] = field(default_factory=dict)
+    latest: LatestVerdicts = field(default_factory=LatestVerdicts)
     events: deque[TimelineEvent] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
 
     def take(self, verdicts: Iterable[Verdict]) -> None:
         """Take verdicts in the order in which they were written."""
-        for verdict in verdicts:
-            key = JudgedReplica(verdict.log, verdict.shard, verdict.node), verdict.basis
-            before = self.latest.get(key)
-            if before is not None and verdict.barrier_offset < before.barrier_offset:
-                continue
-            self._note(before, verdict)
-            self.latest[key] = verdict
-            while len(self.latest) > MAX_SUBJECTS:
-                self.latest.pop(next(iter(self.latest)))
+        for change in self.latest.take(verdicts):
+            self._note(change.before, change.now)
 
     def _note(self, before: Verdict | None, verdict: Verdict) -> None:
         where = partition_words(verdict.log, verdict.shard)

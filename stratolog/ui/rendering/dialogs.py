@@ -8,9 +8,9 @@ from urllib.parse import urlencode
 
 from schemas.records.log import Batch, LogRecord, RequestBatch
 from schemas.records.messages import Verdict
+from schemas.records.verdict_words import DIVERGED, EQUAL
 from schemas.topics import OM_LOG
 from spark_streaming.records.core.freshness import JudgedVerdict, age_words
-from spark_streaming.verdicts.core.words import DIVERGED, EQUAL
 from stratolog.ui.core.drill_desk import DrillDesk, DrillRun
 from stratolog.ui.core.judged_tail import TailRecord, mark_before
 from stratolog.ui.core.replica_grid import ReplicaDetails

@@ -13,13 +13,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from confluent_kafka import KafkaException, Message
+from confluent_kafka import Message
 
-from schemas.codecs.codec import Undecodable, decode_as
 from schemas.records.messages import Verdict, WindowStats
 from schemas.topics import OM_LOG, OM_STATS, OM_VERDICTS
 from spark_streaming.records.core.freshness import ReportedPartition
@@ -35,7 +33,8 @@ from stratolog.ui.core.observed import IndexSample, Observed, RowCount, Timeline
 from stratolog.ui.core.verdict_book import VerdictBook
 from stratolog.ui.core.words import Tone, count_of
 from stratolog.ui.watching.polls import Polls
-from stratolog.ui.watching.topic_tail import TopicTail
+from transport.topics.topic_tail import TailStart, TopicTail, TopicUnavailable, records_of
+from transport.waiting.deadline import Deadline
 
 IDLE_S = 30.0
 POLL_S = 0.5
@@ -43,6 +42,10 @@ NODES_EVERY_S = 1.0
 FLEET_EVERY_S = 4.0
 BUCKETS_EVERY_S = 20.0
 RETRY_S = 2.0
+CONTACT_S = 5.0
+"""How long the brokers may take to say where a topic ends."""
+MAX_BEHIND = 20_000
+"""A reader of the log that is further behind its end skips records."""
 JOIN_S = 10.0
 TAILS = {OM_VERDICTS: 5_000, OM_STATS: 2_000, OM_LOG: 2_000}
 """How many records before its end a partition is read from."""
@@ -130,7 +133,7 @@ class ClusterWatch:
             found = self._found
             return Observed(
                 now_ms=now_ms(), cluster=self._settings.cluster, shards=self._settings.shards, nodes=dict(found.nodes),
-                verdicts=list(found.book.latest.values()), reported_ms=dict(found.reported_ms),
+                verdicts=list(found.book.latest), reported_ms=dict(found.reported_ms),
                 windows=list(found.windows.windows.values()), datanodes=found.datanodes, pipelines=found.pipelines,
                 datanode_statuses=dict(found.datanode_statuses), buckets=found.buckets[0],
                 buckets_cut=found.buckets[1], waiting=found.waiting, is_cut_off=found.is_cut_off, events=[*found.events, *found.book.events],
@@ -142,33 +145,27 @@ class ClusterWatch:
     def _tail(self, topic: str, taker: Callable[[], Callable[[list[Message]], None]]) -> None:
         while self.is_awake():
             servers = self._settings.connection
+            start, deadline = TailStart(last_records=TAILS[topic]), Deadline.after_s(CONTACT_S)
             try:
-                tail = TopicTail(servers, topic, TAILS[topic])
-            except KafkaException as error:
-                self._say(topic, f"{topic} cannot be read: {_words(error)}")
+                with TopicTail(servers, topic, start, deadline) as tail:
+                    self._say(topic, None)
+                    take = taker()
+                    while self.is_awake() and servers == self._settings.connection:
+                        if messages := tail.poll(POLL_S):
+                            take(messages)
+                        if topic == OM_LOG:
+                            self._note_skipped(tail.skip_behind(MAX_BEHIND, TAILS[topic]))
+            except TopicUnavailable as error:
+                self._say(topic, str(error))
                 self._stop.wait(RETRY_S)
-                continue
-            try:
-                self._say(topic, None)
-                take = taker()
-                while self.is_awake() and servers == self._settings.connection:
-                    if messages := tail.poll(POLL_S):
-                        take(messages)
-                    if topic == OM_LOG:
-                        self._note_skipped(tail.skipped())
-            except KafkaException as error:
-                self._say(topic, f"{topic} cannot be read: {_words(error)}")
-                self._stop.wait(RETRY_S)
-            finally:
-                tail.close()
 
     def _take_verdicts(self, messages: list[Message]) -> None:
-        verdicts = list(_decoded(Verdict, messages))
+        verdicts = list(records_of(Verdict, messages))
         with self._lock:
             self._found.book.take(verdicts)
 
     def _take_windows(self, messages: list[Message]) -> None:
-        windows = list(_decoded(WindowStats, messages))
+        windows = list(records_of(WindowStats, messages))
         with self._lock:
             self._found.windows.take(windows)
 
@@ -285,13 +282,3 @@ class ClusterWatch:
                 self._found.trouble.pop(source, None)
             else:
                 self._found.trouble[source] = trouble
-
-
-def _decoded(kind: type[Any], messages: list[Message]) -> Iterator[Any]:
-    for message in messages:
-        with suppress(Undecodable):  # anybody may write to the topic
-            yield decode_as(kind, message.value() or b"")
-
-
-def _words(error: KafkaException) -> str:
-    return error.args[0].str() if error.args and hasattr(error.args[0], "str") else str(error)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from schemas.records.messages import Verdict
+from schemas.records.verdict_words import DIVERGED, EQUAL
 from schemas.topics import OM_LOG
 from spark_streaming.naming.core.row_differences import NAMED, shown
-from spark_streaming.verdicts.core.words import DIVERGED, EQUAL
 from tests.chaos.audit.damage import INJECTIONS, Change, Injection, buckets_of, inject
 from tests.chaos.audit.world import PATIENCE_S, SHARD, AuditWorld, TimedVerdict
 from tests.support.faults.stack_faults import bystander, database

@@ -17,9 +17,9 @@ import pyarrow.dataset as ds
 
 from schemas.records.log import Barrier
 from schemas.records.messages import Verdict
+from schemas.records.verdict_words import DIVERGED, EQUAL, INCREMENTAL, SCRUBBED, UNKNOWN
 from schemas.topics import OM_LOG
 from spark_streaming.configuration.audit_config import load_config
-from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, INCREMENTAL, SCRUBBED, UNKNOWN
 from stratolog.cluster.leadership import move
 from tests.chaos.audit.world import SHARD, START_S, AuditWorld
 from tests.support.faults.stack_faults import Load, bystander, fresh_volume

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from replicated_db.shell.bootstrap.candidate import candidate_folder
+from schemas.records.verdict_words import INCREMENTAL
 from stratolog.drills.installs.core.stages import ReplicaState, is_replaying
 from stratolog.drills.installs.leavings import left_behind
-from stratolog.drills.kit.taps import INCREMENTAL, ReportTap, sums_of
+from stratolog.drills.kit.taps import ReportTap, sums_of
 from tests.chaos.campaign import PATIENCE_S, Chaos, Fault, Load, Plan, under_load
 from tests.chaos.damage import LogMark
 from tests.support.faults import dying_node

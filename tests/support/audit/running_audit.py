@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import OFFSET_END, Consumer, Producer, TopicPartition
+from confluent_kafka import OFFSET_END, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
 from schemas.codecs.codec import decode_as, encode
@@ -29,6 +29,8 @@ from stratolog.local.jars import spark_jars
 from tests.support.local.stack import LocalKafka
 from tests.support.logs.logbuilder import LogBuilder
 from tests.support.logs.pipelinelog import PipelineLog
+from transport.topics.topic_tail import TopicTail
+from transport.waiting.deadline import Deadline
 
 ROOT = Path(__file__).parents[3]
 WAIT_SECONDS = 300
@@ -109,17 +111,9 @@ class Topics:
         return latest
 
     def read(self, topic: str) -> list[bytes]:
-        consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "none", "enable.auto.commit": False})
-        partition = TopicPartition(topic, 0, 0)
-        end = consumer.get_watermark_offsets(partition)[1]
-        consumer.assign([partition])
-        values: list[bytes] = []
-        while len(values) < end:
-            found = consumer.consume(end - len(values), 5)
-            # A broker that is slow gives errors as messages; librdkafka goes on by itself.
-            values += [message.value() or b"" for message in found if message.error() is None]
-        consumer.close()
-        return values
+        with TopicTail(self.servers, topic) as tail:
+            found = tail.to_end(Deadline.after_s(WAIT_SECONDS))
+            return [message.value() or b"" for messages in found for message in messages]
 
 
 class Job:

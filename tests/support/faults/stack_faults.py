@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice, pairwise
 from typing import Self
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka import Producer, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from om_processors.execution.service import OM_FAMILIES
@@ -27,7 +27,7 @@ from producers.requests.keys import fit_blocks
 from replicated_db.core.log.position import Position
 from replicated_db.core.log.reading import Reading
 from replicated_db.core.ports import DeliveryReport
-from replicated_db.shell.kafka.kafka_log import KafkaAppender, KafkaLog, consumer_settings
+from replicated_db.shell.kafka.kafka_log import KafkaAppender, KafkaLog
 from replicated_db.shell.rocks import RocksStore
 from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.codecs.envelopes import responses_in
@@ -42,10 +42,10 @@ from stratolog.local.spawning import node_command, node_environment
 from tests.support.local.stack import TestStack
 from tests.support.logs.judged_log import JudgedLog, read_log, unsigned
 from tests.support.logs.logbuilder import digest, signed
+from transport.topics.topic_tail import FIRST_RECORD, TailStart, TopicTail
+from transport.waiting.deadline import Deadline
 
 PATIENCE_S = 60.0
-NOT_LED = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
-"""What a broker answers about a partition that nobody leads yet."""
 PACE_S = 0.03
 """What each writer of a :class:`Load` waits between two keys: a steady load that leaves the machine to the fault."""
 
@@ -56,37 +56,18 @@ class Tap:
     """Everything that is written to a topic from the tap's opening on, decoded; ``poll`` is called by the waits."""
 
     def __init__(self, bootstrap_servers: str, topic: str, *, from_beginning: bool = False) -> None:
-        self._consumer = Consumer(consumer_settings(bootstrap_servers))
-        partitions = self._consumer.list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions
-        places = []
-        for number in partitions:
-            where = TopicPartition(topic, number)
-            low, high = self._bounds(where)
-            places.append(TopicPartition(topic, number, low if from_beginning else high))
-        self._consumer.assign(places)
+        start = FIRST_RECORD if from_beginning else TailStart(last_records=0)
+        self._tail = TopicTail(bootstrap_servers, topic, start, Deadline.after_s(PATIENCE_S))
         self.values: list[bytes] = []
-
-    def _bounds(self, where: TopicPartition) -> tuple[int, int]:
-        """Return where a partition begins and ends, once it is led: a topic that was made a moment ago may not be."""
-        deadline_s = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                low, high = self._consumer.get_watermark_offsets(where, timeout=PATIENCE_S)
-            except KafkaException as error:
-                if error.args[0].code() not in NOT_LED or time.monotonic() > deadline_s:
-                    raise
-                time.sleep(0.05)
-            else:
-                return low, high
 
     def poll(self) -> list[bytes]:
         """Take what has come, and return all values so far."""
-        while messages := self._consumer.consume(1000, 0.05):
-            self.values += [m.value() or b"" for m in messages if m.error() is None]
+        while messages := self._tail.poll(0.05):
+            self.values += [m.value() or b"" for m in messages]
         return self.values
 
     def close(self) -> None:
-        self._consumer.close()
+        self._tail.close()
 
     def __enter__(self) -> Self:
         return self

@@ -14,9 +14,10 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from schemas.records.messages import Verdict
-from spark_streaming.jobs import audit_metrics, metrics_server
+from spark_streaming.jobs import metrics_server
 from spark_streaming.jobs.audit_metrics import FAMILIES, AuditMetrics, places
 from spark_streaming.jobs.metrics_server import MetricsServer
+from transport.topics.core.latest_verdicts import MAX_SUBJECTS
 
 PROGRESS: dict[str, Any] = {
     "id": "id-1", "runId": "run-1", "name": "audit", "batchId": 7, "numInputRows": 30,
@@ -109,11 +110,11 @@ def test_verdicts_become_figures() -> None:
     assert words == {("om1", "incremental", "equal"), ("om2", "incremental", "equal")}, "an older barrier came late"
 
 
-def test_replicas_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_metrics, "MAX_REPLICAS", 2)
+def test_replicas_are_bounded() -> None:
     metrics = AuditMetrics()
-    metrics.on_verdicts(replace(EQUAL, node=f"om{number}") for number in range(5))
-    assert {labels[2] for labels in read(metrics)["stratolog_audit_replica_index"]} == {"om3", "om4"}
+    metrics.on_verdicts(replace(EQUAL, node=f"om{number}") for number in range(MAX_SUBJECTS + 3))
+    found = {labels[2] for labels in read(metrics)["stratolog_audit_replica_index"]}
+    assert (len(found), "om2" in found, "om3" in found) == (MAX_SUBJECTS, False, True)
 
 
 def test_every_metric_has_the_labels_of_the_table() -> None:

@@ -11,44 +11,23 @@ from io import StringIO
 from itertools import islice
 
 import pytest
-from confluent_kafka import KafkaException
 from rich.console import Console
 
 from schemas.codecs.codec import encode
 from schemas.records.messages import Verdict
 from schemas.topics import DN_LOG, OM_VERDICTS
 from spark_streaming import dashboard
-from spark_streaming.dashboard import LatestVerdicts, colour_of, consume, follow, silence_words, table_of
+from spark_streaming.dashboard import colour_of, consume, follow, silence_words, table_of
 from spark_streaming.records.core.freshness import ReportedPartition, judged
 from tests.support.local.memory_broker import MemoryBroker, memory_broker
+from transport.topics import topic_tail
+from transport.topics.core.latest_verdicts import LatestVerdicts
+from transport.topics.topic_tail import TopicUnavailable
 
 EQUAL = Verdict(
     cluster="c", shard=0, node="om1", barrier_offset=10, index=5, verdict="equal", basis="incremental", differences=[],
     differing_slots=0, evidence=None, reason="", decided_at_ms=1000,
 )  # fmt: skip
-
-
-def test_the_last_barriers_verdict_stays():
-    latest = LatestVerdicts()
-    for offset in (10, 30, 20):
-        latest.add(replace(EQUAL, barrier_offset=offset))
-    assert [v.barrier_offset for v in latest] == [30]
-    assert latest.seen == 3
-
-
-def test_a_later_verdict_for_the_same_barrier_replaces():
-    latest = LatestVerdicts()
-    latest.add(replace(EQUAL, verdict="unknown"))
-    latest.add(EQUAL)
-    assert [v.verdict for v in latest] == ["equal"]
-
-
-def test_rows_are_bounded(monkeypatch):
-    monkeypatch.setattr(dashboard, "MAX_ROWS", 3)
-    latest = LatestVerdicts()
-    for shard in range(5):
-        latest.add(replace(EQUAL, shard=shard))
-    assert [v.shard for v in latest] == [2, 3, 4]
 
 
 def test_the_table_says_it():
@@ -100,19 +79,6 @@ def test_a_narrow_terminal_has_fewer_columns(name: str, least: int):
 
 def test_a_table_without_a_width_has_all_columns():
     assert [column.header for column in table_of([EQUAL], 0).columns] == shown([EQUAL])[0]
-
-
-def test_the_object_managers_log_comes_first():
-    latest = LatestVerdicts()
-    for changed in ({"log": DN_LOG}, {"shard": 1}, {"node": "om2"}, {"basis": "scrubbed"}, {}):
-        latest.add(replace(EQUAL, **changed))
-    assert [(one.log, one.shard, one.node, one.basis) for one in latest] == [
-        ("om.log", 0, "om1", "incremental"),
-        ("om.log", 0, "om1", "scrubbed"),
-        ("om.log", 0, "om2", "incremental"),
-        ("om.log", 1, "om1", "incremental"),
-        ("dn.log", 0, "om1", "incremental"),
-    ]
 
 
 # Read from a broker.
@@ -275,7 +241,7 @@ def test_a_consumer_begins_at_the_oldest_verdict(broker: MemoryBroker):
 
 
 def test_a_batch_of_the_view_is_bounded(broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dashboard, "MESSAGES_PER_POLL", 3)
+    monkeypatch.setattr(topic_tail, "READ_LIMIT", 3)
     broker.append(OM_VERDICTS, *values(*map(str, range(7))))
     with consuming(broker.bootstrap_servers) as found:
         sizes: list[int] = []
@@ -285,6 +251,6 @@ def test_a_batch_of_the_view_is_bounded(broker: MemoryBroker, monkeypatch: pytes
 
 
 def test_brokers_that_do_not_answer_are_an_error(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dashboard, "METADATA_SECONDS", 0.05)
-    with pytest.raises(KafkaException):
+    monkeypatch.setattr(topic_tail, "CONTACT_S", 0.05)
+    with pytest.raises(TopicUnavailable, match=r"om\.verdicts cannot be read: "):
         next(consume("127.0.0.1:1"))

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from replicated_db.core.trimming.audit_view import MAX_NODES, MAX_SHARDS, AuditView
+from replicated_db.core.trimming.audit_view import audit_place
 from replicated_db.core.trimming.bases import MAX_BASES, Base, Bases
 from replicated_db.core.trimming.places import MAX_DIGESTS, MAX_HOLDS, AuditPlace, MemberPlace, agreeing
 from replicated_db.core.trimming.trim_rule import AUDIT_SILENCE_MS, TrimFacts, TrimWish, decide
 from schemas.records.messages import Verdict
+from transport.topics.core.latest_verdicts import LatestVerdicts
 
 NOW_MS = 10 * AUDIT_SILENCE_MS
 MEMBERS = ("n1", "n2", "n3")
@@ -200,33 +201,64 @@ def verdict(node: str, word: str, offset: int, basis: str = "incremental", **cha
     return Verdict(**(fields | changed))
 
 
+class Followed:
+    """The verdicts on the Object Manager's log, taken as they come."""
+
+    def __init__(self, most: int = 100) -> None:
+        self.latest = LatestVerdicts("om.log", most=most)
+
+    def place(self, *verdicts: Verdict, shard: int = 0) -> AuditPlace | str | None:
+        self.latest.take(verdicts)
+        return audit_place(self.latest, "om.log", shard)
+
+
 def test_the_audit_has_come_as_far_as_it_judged_equal():
-    view = AuditView("om.log")
-    assert view.place(0) is None
-    view.take([verdict("n1", "unknown", 10**9), verdict("n1", "equal", 7, log="dn.log")])
-    assert view.place(0) is None
-    view.take([verdict("n1", "equal", 7), verdict("n2", "diverged", 9), verdict("n1", "equal", 5)])
-    assert view.place(0) == AuditPlace(offset=7, decided_at_ms=9, diverged=("n2",))
-    view.take([verdict("n2", "equal", 11)])
-    assert view.place(0) == AuditPlace(offset=11, decided_at_ms=11)
+    audit = Followed()
+    assert audit.place() is None
+    assert audit.place(verdict("n1", "unknown", 10**9), verdict("n1", "equal", 7, log="dn.log")) is None
+    found = audit.place(verdict("n1", "equal", 7), verdict("n2", "diverged", 9), verdict("n1", "equal", 5))
+    assert found == AuditPlace(offset=7, decided_at_ms=9, diverged=("n2",))
+    assert audit.place(verdict("n2", "equal", 11)) == AuditPlace(offset=11, decided_at_ms=11)
+    assert audit.place(shard=1) is None
+
+
+def test_what_is_not_equal_any_more_was_read_all_the_same():
+    audit = Followed()
+    found = audit.place(verdict("n1", "equal", 7), verdict("n1", "diverged", 9), verdict("n1", "unknown", 12))
+    assert found == AuditPlace(offset=7, decided_at_ms=9, diverged=("n1",)), "unknown says nothing of what it was"
+
+
+def test_the_last_word_on_a_node_counts_whatever_its_barrier_and_basis():
+    """Nobody says ``equal`` on evidence; a scan is apart."""
+    audit = Followed()
+    found = audit.place(verdict("n1", "equal", 9), verdict("n1", "diverged", -1, "evidence"))
+    assert found == AuditPlace(offset=9, decided_at_ms=9, diverged=("n1",))
+    assert audit.place(verdict("n1", "equal", 10)) == AuditPlace(offset=10, decided_at_ms=10)
+    late = audit.place(verdict("n1", "diverged", 8, decided_at_ms=12))
+    assert late == AuditPlace(offset=10, decided_at_ms=12, diverged=("n1",)), "written last, of an older barrier"
 
 
 def test_a_scan_that_differed_holds_until_a_scan_is_equal():
-    view = AuditView("om.log")
-    view.take([verdict("n1", "diverged", 5, "scrubbed"), verdict("n1", "equal", 6)])
-    assert view.place(0) == AuditPlace(offset=6, decided_at_ms=6, diverged=("n1",))
-    view.take([verdict("n1", "equal", 8, "scrubbed")])
-    assert view.place(0) == AuditPlace(offset=8, decided_at_ms=8)
+    audit = Followed()
+    found = audit.place(verdict("n1", "diverged", 5, "scrubbed"), verdict("n1", "equal", 6))
+    assert found == AuditPlace(offset=6, decided_at_ms=6, diverged=("n1",))
+    assert audit.place(verdict("n1", "equal", 8, "scrubbed")) == AuditPlace(offset=8, decided_at_ms=8)
+    assert audit.place(verdict("n1", "diverged", 9, "replicas:scrubbed")) == AuditPlace(
+        offset=8, decided_at_ms=9, diverged=("n1",)
+    )
 
 
-def test_strangers_verdicts_are_bounded():
-    view = AuditView("om.log")
-    view.take([verdict(f"x{number}", "diverged", 1) for number in range(3 * MAX_NODES)])
-    place_ = view.place(0)
-    assert place_ is not None
-    assert len(place_.diverged) == MAX_NODES
-    view.take([verdict("n1", "equal", 1, shard=number) for number in range(MAX_SHARDS + 5)])
-    assert view.place(MAX_SHARDS + 2) is None
+def test_a_flood_of_verdicts_lets_nothing_be_trimmed():
+    """What was left out may have named a replica that diverged, or this shard."""
+    audit = Followed(most=5)
+    assert audit.place(verdict("n1", "diverged", 1)) == AuditPlace(offset=-1, decided_at_ms=1, diverged=("n1",))
+    flood = [verdict(f"x{number}", "equal", 10**9) for number in range(5)]
+    told = "they name more than 5 replicas of om.log"
+    assert audit.place(*flood) == told
+    assert audit.place(shard=7) == told
+    facts = replace(known(), audit=audit.place())
+    assert decide(facts, TrimWish()).records == 0
+    assert why(facts, "audit") == f"its verdicts cannot be read: {told}"
 
 
 def test_of_several_bases_the_newest_that_may_be_is_the_logs_beginning():

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +30,7 @@ from schemas.records.messages import Verdict
 from schemas.topics import OM_VERDICTS
 from tests.support.local.memory_broker import MemoryBroker, memory_broker
 from tests.support.local.secret import SECRET
+from transport.topics import topic_tail
 
 CHAIN = bytes(range(32))
 HEADER: dict[str, Any] = {"term": 1, "nonce": bytes(16), "seq": 1, "prev_chain": bytes(32)}
@@ -116,12 +116,12 @@ def test_verdicts_are_read_on(verdicts: MemoryBroker):
     assert tail.place(0) is None
     verdicts.append(OM_VERDICTS, encode(VERDICT), b"anything", partition=1)
     assert tail.place(0) == AuditPlace(offset=3, decided_at_ms=1000)
-    consumer = tail._consumer
+    reader = tail._tail
     later = replace(VERDICT, barrier_offset=9, decided_at_ms=2000)
     verdicts.append(OM_VERDICTS, encode(later), encode(replace(later, verdict="diverged", node="n2")), partition=1)
     assert tail.place(0) == AuditPlace(offset=9, decided_at_ms=2000, diverged=("n2",))
     assert tail.place(7) is None
-    assert tail._consumer is consumer, "it goes on where it was"
+    assert tail._tail is reader, "it goes on where it was"
     tail.close()
     assert tail.place(0) == AuditPlace(offset=9, decided_at_ms=2000, diverged=("n2",)), "it begins anew"
     tail.close()
@@ -129,7 +129,7 @@ def test_verdicts_are_read_on(verdicts: MemoryBroker):
 
 def test_only_the_newest_verdicts_are_read_at_first(verdicts: MemoryBroker, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(verdict_tail, "TAIL_RECORDS", 2)
-    monkeypatch.setattr(verdict_tail, "READ_LIMIT", 1)
+    monkeypatch.setattr(topic_tail, "READ_LIMIT", 1)
     many = [encode(replace(VERDICT, shard=shard)) for shard in range(4)]
     verdicts.append(OM_VERDICTS, *many, partition=2)
     tail = VerdictTail(verdicts.bootstrap_servers, VERDICT.log)
@@ -148,13 +148,25 @@ def test_verdicts_that_cannot_be_read_are_told_and_asked_for_again(
     silent.close()
     verdicts.append(OM_VERDICTS, encode(VERDICT))
     tail = VerdictTail(verdicts.bootstrap_servers, VERDICT.log)
-    monkeypatch.setattr(verdict_tail, "READ_WAIT_S", 5.0)
-    times = iter([0.0, 5.0, 5.1])
-    monkeypatch.setattr(verdict_tail, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    monkeypatch.setattr(verdict_tail, "READ_LIMIT", 0)
-    assert tail.place(0) == f"{OM_VERDICTS} is not served to its end within 5 s"
+    monkeypatch.setattr(topic_tail, "READ_LIMIT", 0)
+    monkeypatch.setattr(verdict_tail, "READ_WAIT_S", 3.0)
+    assert tail.place(0) == "it is not served to its end in time"
     monkeypatch.undo()
     assert tail.place(0) == AuditPlace(offset=3, decided_at_ms=1000)
+    tail.close()
+
+
+def test_after_a_flood_the_newest_verdicts_are_read_anew(verdicts: MemoryBroker, monkeypatch: pytest.MonkeyPatch):
+    """Nothing is allowed by what is left of them; the next question begins with what the topic has then."""
+    monkeypatch.setattr(verdict_tail, "MAX_JUDGED", 3)
+    monkeypatch.setattr(verdict_tail, "TAIL_RECORDS", 3)
+    tail = VerdictTail(verdicts.bootstrap_servers, VERDICT.log)
+    assert tail.place(0) is None
+    verdicts.append(OM_VERDICTS, *(encode(replace(VERDICT, node=f"x{number}")) for number in range(9)), partition=1)
+    assert tail.place(0) == "they name more than 3 replicas of om.log"
+    diverged = replace(VERDICT, verdict="diverged", decided_at_ms=2000)
+    verdicts.append(OM_VERDICTS, *[encode(diverged)] * 3, partition=1)
+    assert tail.place(0) == AuditPlace(offset=-1, decided_at_ms=2000, diverged=("n1",))
     tail.close()
 
 

@@ -14,10 +14,11 @@ import pytest
 from schemas.records.messages import Verdict
 from spark_streaming.records.core.freshness import ReportedPartition
 from stratolog.alerts import webhook
-from stratolog.alerts.core import alert_book
-from stratolog.alerts.core.alert_book import ACTION, GONE_MS, MAX_SUBJECTS, SEVERITY, UNKNOWN_MS, AlertBook
+from stratolog.alerts.core.alert_book import ACTION, GONE_MS, SEVERITY, UNKNOWN_MS, AlertBook
 from stratolog.alerts.webhook import MAX_ALERTS, MAX_PENDING, Webhook, body_of, plain
 from stratolog.errors import UsageError
+from transport.topics.core.latest_verdicts import MAX_SUBJECTS
+from transport.waiting.core.backoff import Backoff
 
 NOW = 1_700_000_000_000
 
@@ -93,12 +94,10 @@ def test_silence_is_told() -> None:
     assert told(book) == [("resolved", "AuditSilent", "")]
 
 
-def test_the_book_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert MAX_SUBJECTS >= 4096
-    monkeypatch.setattr(alert_book, "MAX_SUBJECTS", 3)
+def test_the_book_is_bounded() -> None:
     book = AlertBook()
-    book.take(verdict("equal", node=f"om{number}") for number in range(9))
-    assert [one.node for one in book.verdicts] == ["om6", "om7", "om8"]
+    book.take(verdict("equal", node=f"om{number:05}") for number in range(MAX_SUBJECTS + 6))
+    assert [one.node for one in book.verdicts][:2] == ["om00006", "om00007"]
 
 
 def test_every_alert_has_a_severity_and_a_command() -> None:
@@ -172,7 +171,7 @@ def test_a_webhook_is_told_in_the_form_of_alertmanager(receiver: Receiver) -> No
 @pytest.mark.parametrize("answer", [500, 404, 302])
 def test_what_is_refused_is_told_again(receiver: Receiver, answer: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A redirect too: nobody but the address that was given is told."""
-    monkeypatch.setattr(webhook, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(webhook, "RETRY", Backoff(first_s=1e-9, last_s=1.0))
     receiver.answers = [answer]
     with Webhook(receiver.url) as hook:
         hook.add(firing("om1").changes({}, NOW))

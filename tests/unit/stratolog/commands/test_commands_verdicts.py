@@ -10,9 +10,9 @@ from rich.console import Console
 
 from schemas.records.messages import Verdict
 from spark_streaming import dashboard
-from stratolog.cluster import verdicts
-from stratolog.cluster.verdicts import Latest
+from stratolog.cluster.checks import is_equal
 from stratolog.commands import audit
+from transport.topics.core.latest_verdicts import LatestVerdicts
 
 
 def verdict(**given: Any) -> Verdict:
@@ -27,62 +27,55 @@ def both(**given: Any) -> list[Verdict]:
     return [verdict(basis=basis, **given) for basis in ("incremental", "scrubbed")]
 
 
-def latest_of(*found: Verdict) -> Latest:
-    latest = Latest()
+def latest_of(*found: Verdict) -> LatestVerdicts:
+    latest = LatestVerdicts("om.log")
     latest.take(found)
     return latest
 
 
 def test_nothing_is_not_equal() -> None:
-    assert not latest_of().is_equal(0, "om1", 7)
+    assert not is_equal(latest_of(), 0, "om1", 7)
 
 
 def test_equal_needs_digest_and_full_scan() -> None:
-    assert latest_of(*both()).is_equal(0, "om1", 7)
+    assert is_equal(latest_of(*both()), 0, "om1", 7)
     for one in both():
-        assert not latest_of(one).is_equal(0, "om1", 7)
+        assert not is_equal(latest_of(one), 0, "om1", 7)
 
 
 def test_equal_is_said_of_one_replica_at_one_index() -> None:
     latest = latest_of(*both())
-    assert not latest.is_equal(0, "om2", 7)
-    assert not latest.is_equal(1, "om1", 7)
-    assert not latest.is_equal(0, "om1", 8)
+    assert not is_equal(latest, 0, "om2", 7)
+    assert not is_equal(latest, 1, "om1", 7)
+    assert not is_equal(latest, 0, "om1", 8)
 
 
 def test_a_late_report_replaces_unknown() -> None:
     latest = latest_of(*both(verdict="unknown"))
-    assert not latest.is_equal(0, "om1", 7)
+    assert not is_equal(latest, 0, "om1", 7)
     latest.take(both())
-    assert latest.is_equal(0, "om1", 7)
+    assert is_equal(latest, 0, "om1", 7)
 
 
 def test_unknown_at_a_later_barrier_counts() -> None:
     latest = latest_of(*both(), verdict(barrier_offset=20, verdict="unknown"))
-    assert not latest.is_equal(0, "om1", 7)
+    assert not is_equal(latest, 0, "om1", 7)
 
 
 def test_what_comes_late_about_an_earlier_barrier_does_not_count() -> None:
     latest = latest_of(*both(barrier_offset=20), verdict(barrier_offset=10, verdict="unknown"))
-    assert latest.is_equal(0, "om1", 7)
+    assert is_equal(latest, 0, "om1", 7)
 
 
 def test_diverged_once_is_never_forgotten() -> None:
     latest = latest_of(verdict(barrier_offset=5, index=3, verdict="diverged"), *both())
-    assert not latest.is_equal(0, "om1", 7)
-    assert latest_of(verdict(node="om2", verdict="diverged"), *both()).is_equal(0, "om1", 7)
+    assert not is_equal(latest, 0, "om1", 7)
+    assert is_equal(latest_of(verdict(node="om2", verdict="diverged"), *both()), 0, "om1", 7)
 
 
 def test_a_broken_log_is_everybodys() -> None:
     latest = latest_of(verdict(node="", basis="log", verdict="diverged"), *both())
-    assert not latest.is_equal(0, "om1", 7)
-
-
-def test_memory_is_bounded() -> None:
-    latest = latest_of(*(verdict(node=f"om{n}", verdict="diverged") for n in range(verdicts.MAX_LATEST + 5)))
-    assert len(latest.verdicts) == len(latest.diverged) == verdicts.MAX_LATEST
-    assert latest.of(0, "om0", "incremental") is None
-    assert latest.of(0, f"om{verdicts.MAX_LATEST}", "incremental") is not None
+    assert not is_equal(latest, 0, "om1", 7)
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120])

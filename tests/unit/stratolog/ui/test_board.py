@@ -14,7 +14,7 @@ from stratolog.ui.core.observed import IndexSample, RowCount, TimelineEvent
 from stratolog.ui.core.replica_grid import details_of, grids_of
 from stratolog.ui.core.storage_rows import fleet_lines, histogram_of, usage_of
 from stratolog.ui.core.traffic import traffic_of
-from stratolog.ui.core.verdict_book import MAX_SUBJECTS, JudgedReplica, VerdictBook
+from stratolog.ui.core.verdict_book import JudgedReplica, VerdictBook
 from stratolog.ui.core.words import Tone
 from stratolog.ui.rendering.panels import panels_of
 from tests.support.ui.observations import (
@@ -31,6 +31,7 @@ from tests.support.ui.observations import (
     view,
     window,
 )
+from transport.topics.core.latest_verdicts import MAX_SUBJECTS
 
 # -- the grid ----------------------------------------------------------------------------------------------------------
 
@@ -158,7 +159,9 @@ def test_verdicts_make_events_when_they_change() -> None:
         (f"om1 equal again at index {INDEX:,} (incremental)", Tone.GOOD),
         (f"digest base at index {INDEX:,}: forced: by tester", Tone.WARN),
     ]
-    assert book.latest[JudgedReplica("om.log", 0, "om1"), "incremental"].barrier_offset == 130
+    latest = book.latest.of("om.log", 0, "om1", "incremental")
+    assert latest is not None
+    assert latest.barrier_offset == 130
 
 
 def test_a_flood_of_names_does_not_grow_the_book() -> None:

@@ -1,0 +1,1 @@
+"""Folds of what a topic holds: pure."""
