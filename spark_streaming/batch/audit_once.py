@@ -27,6 +27,7 @@ from spark_streaming.configuration.audit_config import AuditConfig
 from spark_streaming.records.logs import existing
 from spark_streaming.verdicts.query import SLOW_STARTS, SLOW_WORKER, start
 from spark_streaming.verdicts.sinks import FindingSink
+from transport.waiting.deadline import Deadline
 
 PAUSE_SECONDS = 0.5
 """Pause between passes that wait for reports."""
@@ -51,8 +52,8 @@ def audit_once(session: SparkSession, config: AuditConfig) -> Json:
         gathered.replicas = {
             LogPartition(view.log.name, shard): fact.replicas for view in views for shard, fact in view.facts.items()
         }
-        deadline = time.monotonic() + config.report_timeout_ms / 1000
-        while not gathered.is_settled() and time.monotonic() < deadline:
+        deadline = Deadline.after_ms(config.report_timeout_ms)
+        while not gathered.is_settled() and not deadline.has_passed:
             time.sleep(PAUSE_SECONDS)
             _read_on(session, once, sink)
         results = {view.log.name: _log_results(session, config, view, gathered) for view in views}

@@ -24,6 +24,7 @@ from spark_streaming.records.sender import Sender
 from spark_streaming.records.session import LOG_LEVEL
 from spark_streaming.verdicts.query import QUERY_NAME
 from spark_streaming.windows.recording import WindowRecorder
+from transport.waiting.deadline import Deadline
 
 POLL_SECONDS = 0.5
 MAX_REASON_CHARACTERS = 2_000
@@ -143,8 +144,8 @@ class RunningQuery:
         # A micro-batch that comes to the closed gate fails its query, and Spark would log that as an error.
         self.session.sparkContext.setLogLevel("OFF")
         self.gate.close(STOP_SECONDS)
-        deadline = time.monotonic() + SETTLE_SECONDS
-        while time.monotonic() < deadline and _is_busy(self.query):
+        deadline = Deadline.after_s(SETTLE_SECONDS)
+        while not deadline.has_passed and _is_busy(self.query):
             time.sleep(0.05)
         self.query.stop()
         self.session.sparkContext.setLogLevel(LOG_LEVEL)

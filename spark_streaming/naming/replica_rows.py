@@ -17,6 +17,7 @@ from schemas.records.messages import Difference
 from schemas.security.certificates import A_MEMBER
 from schemas.security.tls import ProcessTls, scheme_of, verify_of
 from spark_streaming.naming.core.row_differences import BucketRows
+from transport.waiting.deadline import Deadline
 
 ASK_SECONDS = 10.0
 """How long a node may take for its answer: it reads the rows of a whole column family."""
@@ -72,7 +73,7 @@ class ReplicaRows:
             raise NoRows(f"{node} at {address}: {str(error) or type(error).__name__}") from error
 
     def _answer(self, address: str, shard: int, cf: str, bucket: int) -> Any:
-        deadline, body = time.monotonic() + ASK_SECONDS, bytearray()
+        deadline, body = Deadline.after_s(ASK_SECONDS), bytearray()
         params = {"cf": cf, "bucket": str(bucket)}
         question = self._http.build_request(
             "GET", f"{self._scheme}://{address}/v1/shards/{shard}/rows", params=params
@@ -89,7 +90,7 @@ class ReplicaRows:
                 body += piece
                 if len(body) > ANSWER_BYTES:
                     raise ValueError(f"more than {ANSWER_BYTES} bytes")
-                if time.monotonic() > deadline:
+                if deadline.has_passed:
                     raise ValueError(f"no whole answer within {ASK_SECONDS:.0f} s")
         return json.loads(bytes(body))
 

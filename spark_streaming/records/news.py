@@ -5,7 +5,6 @@ A Tick is no news: it changes nothing, and leaders of datanodes append them whil
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Self
@@ -16,6 +15,7 @@ from schemas.codecs.codec import header_of
 from schemas.kafka.client_settings import client_settings
 from schemas.kafka.connection import Brokers
 from schemas.records.log import Tick
+from transport.waiting.deadline import Deadline
 
 _TICK = header_of(Tick)
 METADATA_SECONDS = 10.0
@@ -42,7 +42,7 @@ class News:
         self._topics = frozenset(topics)
         self._read = {(one.topic, one.partition): offset for one, offset in read.items()}
         self._assigned: set[tuple[str, int]] = set()
-        self._look_at_s = float("-inf")
+        self._next_look = Deadline.after_s(0)
         self._skipped = 0
         self._consumer = Consumer(
             client_settings(
@@ -72,9 +72,9 @@ class News:
 
         Returns early, without news, for each Tick.
         """
-        if time.monotonic() >= self._look_at_s:
+        if self._next_look.has_passed:
             self._assign_new()
-            self._look_at_s = time.monotonic() + METADATA_SECONDS
+            self._next_look = Deadline.after_s(METADATA_SECONDS)
         message = self._consumer.poll(timeout_s)
         if message is None:
             return False

@@ -37,6 +37,7 @@ from spark_streaming.tables.definitions import TABLES
 from spark_streaming.tables.delta_tables import DELTA_CONFIGURATION, DeltaTables
 from spark_streaming.tables.sink import LogStopped, TableSink, Written
 from spark_streaming.verdicts.query import SLOW_STARTS, SLOW_WORKER
+from transport.waiting.deadline import Deadline
 
 RECORDS_PER_TRIGGER = 4_000
 """Most log records in a micro-batch, all shards together."""
@@ -86,10 +87,10 @@ def sole_keeper(session: SparkSession, root: Path) -> Iterator[None]:
     root.mkdir(parents=True, exist_ok=True)
     jvm: Any = session.sparkContext._jvm
     file = jvm.java.io.RandomAccessFile(str(root.absolute() / LOCK_FILE), "rw")
-    deadline_s = time.monotonic() + LOCK_SECONDS
+    deadline = Deadline.after_s(LOCK_SECONDS)
     try:
         while (lock := file.getChannel().tryLock()) is None:
-            if time.monotonic() >= deadline_s:
+            if deadline.has_passed:
                 raise TablesError(f"another process keeps the tables in {root}: one is enough")
             time.sleep(POLL_SECONDS)
         yield

@@ -6,7 +6,6 @@ before the barriers that they name. The operator keeps a bounded number, and rem
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -20,6 +19,7 @@ from schemas.topics import MAX_MESSAGE_BYTES
 from spark_streaming.records.sources import FETCH_WAIT_MS
 from spark_streaming.verdicts.core.inputs import ReplicaReport
 from spark_streaming.verdicts.state import replica_report
+from transport.waiting.deadline import Deadline
 
 READ_SECONDS = 30.0
 """How long the brokers may give no record where there must be some, before the query fails."""
@@ -62,12 +62,12 @@ class KafkaReportTopic:
 
 def _messages(consumer: Consumer) -> Iterator[Message]:
     """Yield messages up to the partition's end."""
-    deadline = time.monotonic() + READ_SECONDS
-    while time.monotonic() < deadline:
+    deadline = Deadline.after_s(READ_SECONDS)
+    while not deadline.has_passed:
         for message in consumer.consume(READ_LIMIT, POLL_SECONDS):
             error = message.error()
             if error is None:
-                deadline = time.monotonic() + READ_SECONDS
+                deadline = Deadline.after_s(READ_SECONDS)
                 yield message
             elif error.code() == KafkaError._PARTITION_EOF:
                 return

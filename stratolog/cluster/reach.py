@@ -22,6 +22,7 @@ from stratolog.local import state
 from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, UI
 from stratolog.nodes.answers import node_answer, node_statuses
 from stratolog.nodes.core.leaders import is_leader, view_of
+from transport.waiting.deadline import Deadline
 
 PROBE_TIMEOUT_S = 1.0
 BROKER_WAIT_S = 60.0
@@ -73,16 +74,13 @@ def await_broker(addresses: Sequence[str], tell: Callable[[str], None], timeout_
     A service may be started before its brokers. No Kafka client is made before a broker listens: it would log each of
     its attempts. Raises Unavailable after ``timeout_s``.
     """
-    begun_s = time.monotonic()
-    told_s = -TOLD_INTERVAL_S
+    deadline, next_word = Deadline.after_s(timeout_s), Deadline.after_s(0)
     while not listening(addresses):
-        waited_s = time.monotonic() - begun_s
-        if waited_s >= timeout_s:
+        if deadline.has_passed:
             raise Unavailable(f"nobody listens at {', '.join(addresses)}, in {timeout_s:.0f} s")
-        if waited_s - told_s >= TOLD_INTERVAL_S:
-            told_s = waited_s
-            left_s = timeout_s - waited_s
-            tell(f"nobody listens at {', '.join(addresses)}: waiting for a broker, for {left_s:.0f} s more")
+        if next_word.has_passed:
+            next_word = Deadline.after_s(TOLD_INTERVAL_S)
+            tell(f"nobody listens at {', '.join(addresses)}: waiting for a broker, for {deadline.left_s:.0f} s more")
         time.sleep(LISTEN_INTERVAL_S)
 
 

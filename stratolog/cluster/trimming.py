@@ -19,6 +19,7 @@ from stratolog.errors import Unavailable, UserError
 from stratolog.nodes.answers import node_answer, node_status
 from stratolog.nodes.core.leaders import is_leader
 from stratolog.nodes.node_http import http_to, operator_auth, url_of
+from transport.waiting.deadline import Deadline
 
 ASK_TIMEOUT_S = 120.0
 """How long the leader may take: it asks every member, and each syncs its disk."""
@@ -135,13 +136,13 @@ def trim(
     base = log_base(settings, log, wish)
     if base["why"]:
         report(f"{log}: no base is logged: {base['why']}")
-    begun_s, told = time.monotonic(), ""
-    patience_s = wait_s if not (base["why"] or wish.keep_records or wish.keep_ms) else 0.0
-    while (waited_s := time.monotonic() - begun_s) < patience_s:
+    told, audit_word = "", Deadline.after_s(AUDIT_WORD_S)
+    patience = Deadline.after_s(wait_s if not (base["why"] or wish.keep_records or wish.keep_ms) else 0.0)
+    while not patience.has_passed:
         found = look(settings, log, wish)
         at_base = found["base"] is not None and found["base"]["index"] >= base["index"]
         held_by = next(rule for rule in found["rules"] if rule["rule"] == found["held_by"])
-        if at_base and (waited_s > AUDIT_WORD_S or not base["asked"] or not has_audit or wish.without_audit):
+        if at_base and (audit_word.has_passed or not base["asked"] or not has_audit or wish.without_audit):
             break
         if not base["asked"] and held_by["rule"] == "base":
             break
@@ -157,7 +158,7 @@ def _ask(settings: Settings, log: TrimmedLog, wish: Wish, do: str) -> Json:
         "do": do, "keep_records": str(wish.keep_records), "keep_ms": str(wish.keep_ms),
         "leave_behind": ",".join(wish.leave_behind), "without_audit": "true" if wish.without_audit else "false",
     }  # fmt: skip
-    deadline_s = time.monotonic() + LEADER_WAIT_S
+    deadline = Deadline.after_s(LEADER_WAIT_S)
     while True:
         leader = log.leader(settings)
         told = f"{log} has no leader"
@@ -179,6 +180,6 @@ def _ask(settings: Settings, log: TrimmedLog, wish: Wish, do: str) -> Json:
                 raise UserError(f"{leader.name} runs software that cannot trim: upgrade it first")
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 raise UserError(told)
-        if time.monotonic() > deadline_s:
+        if deadline.has_passed:
             raise Unavailable(f"{told}: try again")
         time.sleep(POLL_S)
