@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from schemas.records.messages import WindowRow, WindowStats
+from schemas.records.verdict_words import EVIDENCE
 
 MAX_WINDOWS = 8_192
 """Most windows that a reader keeps: those of an hour of a cluster with eight shards and three pipelines."""
-
-EVIDENCE = "evidence"
 
 
 class WindowPlace(NamedTuple):
