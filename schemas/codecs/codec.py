@@ -4,7 +4,7 @@ Layout of every encoded value (Avro specification, "Single-object encoding")::
 
     C3 01 | CRC-64-AVRO fingerprint of the writer schema, 8 bytes little-endian | Avro binary body
 
-A reader finds the writer schema by its fingerprint among the current schemas and their history. Functions compiled
+A reader finds the writer schema by its fingerprint among all versions (``registry``). Functions compiled
 from the current schemas write and read the current versions (``native``, or ``compiler`` and ``decompiler`` in Python).
 fastavro reads older versions and resolves them to the current one. In the golden tests avro-python3 and fastavro
 confirm that the bytes follow the specification.

@@ -16,7 +16,7 @@ EQUAL = "equal"
 DIVERGED = "diverged"
 UNKNOWN = "unknown"
 SCRUBBED = "scrubbed"
-"""Words of a Verdict, as the audit writes them (``schemas/avsc/messages/Verdict.avsc``)."""
+"""Words of a Verdict, as the audit writes them (``schemas/avsc/messages/Verdict.v2.avsc``)."""
 
 MAX_SHARDS = 4096
 MAX_NODES = 64
