@@ -149,7 +149,7 @@ VERSIONS: Mapping[str, tuple[int, ...]] = {
     "SnapshotInfo": (SNAPSHOTS,),
     "Verdict": (INITIAL, DATANODES),
 }
-"""For each schema with several versions, the level of each version, in the order of its history; others: INITIAL."""
+"""For each schema with several versions, the level of each version, in their order; others: INITIAL."""
 
 COMMANDS: Mapping[type, int] = {
     AddNode: OPERATIONS, RemoveNode: OPERATIONS, Prepare: OPERATIONS, CancelPrepare: OPERATIONS,

@@ -1,7 +1,6 @@
 from collections.abc import Mapping
 
-from schemas.codecs.compiler import Encoder, Schema
-from schemas.codecs.decompiler import Decoder
+from schemas.codecs.python_codec import Decoder, Encoder, Schema
 
 def compile_encoder(schema: Schema, classes: Mapping[str, type]) -> Encoder: ...
 def compile_decoder(schema: Schema, classes: Mapping[str, type]) -> Decoder: ...

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from build_tools.reference.markdown import code, page, prose, table
+from schemas.codecs.registry import FOLDER, registry
 
-FOLDER = Path(__file__).parents[2] / "schemas"
 GROUPS = {
     "messages": "Messages: requests, answers, reports, verdicts, windows",
     "log": "Records of the logs",
@@ -49,23 +48,23 @@ def records(schema: Any) -> Iterator[Any]:
 def schemas_page() -> str:
     """Return the page."""
     intro = prose(
-        "The files are `schemas/avsc/*/NAME.avsc`, and released older versions `schemas/history/NAME/vN.avsc`. Each "
-        "value on a topic begins with the two bytes C3 01 and the schema's fingerprint (CRC-64-AVRO, little-endian), "
-        "Avro's single-object encoding. This page is made from the files."
+        "The files are `schemas/avsc/KIND/NAME.vN.avsc`: version N of a schema, the highest N being the current one. "
+        "Each value on a topic begins with the two bytes C3 01 and the schema's fingerprint (CRC-64-AVRO, "
+        "little-endian), Avro's single-object encoding. This page is made from the files of the current versions."
     )
     parts: list[list[str]] = []
     for group, title in GROUPS.items():
         parts.append([f"## {title}", ""])
-        parts += [_section(path) for path in sorted((FOLDER / "avsc" / group).glob("*.avsc"))]
+        names = {path.name.partition(".")[0] for path in (FOLDER / group).glob("*.avsc")}
+        parts += [_section(name) for name in sorted(names)]
     return page("Schemas", intro, *parts)
 
 
-def _section(path: Path) -> list[str]:
-    older = len(list((FOLDER / "history" / path.stem).glob("v*.avsc")))
+def _section(name: str) -> list[str]:
+    title = [f"### {name} (version {len(registry.versions(name))})", ""]
     lines: list[str] = []
-    for depth, record in enumerate(records(json.loads(path.read_text()))):
-        versions = f" ({older} released version{'s' if older != 1 else ''})" if depth == 0 and older else ""
-        lines += [f"### {record['name']}{versions}", ""] if depth == 0 else [f"`{record['name']}` within it:", ""]
+    for depth, record in enumerate(records(json.loads(registry.current(name).text))):
+        lines += [f"`{record['name']}` within it:", ""] if depth else title
         lines += prose(record.get("doc", ""))
         rows = [(code(one["name"]), type_words(one["type"]), one.get("doc", "")) for one in record["fields"]]
         lines += table(("field", "type", "meaning"), rows) if rows else prose("It has no fields.")

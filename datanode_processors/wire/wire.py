@@ -19,7 +19,7 @@ from datanode_processors.errors import BlockError
 from datanode_processors.wire.wire_tls import WireTls, identity_on, why_not
 from schemas import stream_errors
 from schemas.codecs.codec import encode, header_of
-from schemas.codecs.decompiler import read_varint
+from schemas.codecs.varints import read_length
 from schemas.conversation.conversation import (
     Conversation,
     ConversationFailed,
@@ -408,13 +408,8 @@ def _blocks_in(frame: Frame) -> WriteBlocks | None:
 
 def _bytes_at(data: memoryview, at: int) -> tuple[memoryview, int]:
     """Return Avro ``bytes`` as a view, and the position behind them; raises ValueError, IndexError."""
-    size, at = data[at], at + 1
-    if size > 0x7F:
-        size, at = read_varint(size, cast("bytes", data), at)  # it only takes single bytes out
-    end = at + (size >> 1)
-    if size & 1 or end > len(data):
-        raise IndexError(f"bytes up to {end} of {len(data)}")
-    return data[at:end], end
+    size, at = read_length(data, at)
+    return data[at : at + size], at + size
 
 
 def opening_of(request: WriteBlocks) -> tuple[OpenBlocks, bytes]:

@@ -35,7 +35,8 @@ def main(brokers: str, schemas: str, jars: str) -> int:
     """Print the table."""
     paths = ",".join(str(path) for path in Path(jars).glob("*.jar"))
     session = SparkSession.builder.master("local[2]").config("spark.jars", paths).getOrCreate()
-    schema = Path(schemas, "Batch.avsc").read_text()
+    newest = max(Path(schemas).glob("Batch.v*.avsc"), key=lambda path: int(path.stem.removeprefix("Batch.v")))
+    schema = newest.read_text()
     log = session.read.format("kafka").option("kafka.bootstrap.servers", brokers).option("subscribe", "om.log").load()
     batches = log.where(F.substring("value", 1, HEADER_BYTES) == F.lit(header_of(session, schema)))
     body = F.col("value").substr(F.lit(HEADER_BYTES + 1), F.length("value"))

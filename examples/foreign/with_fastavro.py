@@ -3,8 +3,8 @@
 kcat -C -b BROKERS -t om.log -e -q -f '%R%s' | python examples/foreign/with_fastavro.py schemas/avsc/log
 
 kcat writes each value behind its length (4 bytes, big-endian). Each becomes a line of JSON: the record's type, and its
-fields, bytes as hexadecimal. A record of a schema that is not in the folder is told as such: an older version of it is
-in ``schemas/history``, which may be named as well.
+fields, bytes as hexadecimal. The folder has every version of each schema. A record of a schema that is not in it is
+told as such.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from crc32c import crc32c
 from producers.errors import UNREACHABLE, DatanodeError
 from producers.waiting import WORD_AFTER_MS, logger
 from schemas.codecs.codec import encode
-from schemas.codecs.compiler import encode_long
+from schemas.codecs.varints import encode_long
 from schemas.conversation.conversation import (
     Conversation,
     ConversationFailed,

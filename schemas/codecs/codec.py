@@ -4,8 +4,8 @@ Layout of every encoded value (Avro specification, "Single-object encoding")::
 
     C3 01 | CRC-64-AVRO fingerprint of the writer schema, 8 bytes little-endian | Avro binary body
 
-A reader finds the writer schema by its fingerprint among the current schemas and their history. Functions compiled
-from the current schemas write and read the current versions (``native``, or ``compiler`` and ``decompiler`` in Python).
+A reader finds the writer schema by its fingerprint among all versions (``registry``). Functions compiled
+from the current schemas write and read the current versions (``native``, or ``python_codec`` where it was not built).
 fastavro reads older versions and resolves them to the current one. In the golden tests avro-python3 and fastavro
 confirm that the bytes follow the specification.
 
@@ -23,9 +23,8 @@ from typing import Any, TypeVar
 
 from fastavro import schemaless_reader
 
-from schemas.codecs.compiler import Encoder
 from schemas.codecs.converters import record_decoder
-from schemas.codecs.decompiler import Decoder
+from schemas.codecs.python_codec import Decoder, Encoder
 from schemas.codecs.registry import FINGERPRINT_BYTES, MARKER, registry
 from schemas.features import LATEST, version_at
 from schemas.records import datanode, door, identity, log, messages, rows
@@ -33,8 +32,7 @@ from schemas.records import datanode, door, identity, log, messages, rows
 try:
     from schemas.native import compile_decoder, compile_encoder
 except ImportError:  # not built, for want of a compiler
-    from schemas.codecs.compiler import compile_encoder
-    from schemas.codecs.decompiler import compile_decoder
+    from schemas.codecs.python_codec import compile_decoder, compile_encoder
 
 _ENCODING_ERRORS = (ValueError, TypeError, AttributeError, LookupError)
 """What encoders raise for a value that does not have its type."""

@@ -1,9 +1,9 @@
-"""Schema versions: the current ones, their history, their fingerprints, and the compatibility check.
+"""Schema versions: the current ones, the older ones, and their fingerprints.
 
-``avsc/**/NAME.avsc`` is the current schema of NAME. ``history/NAME/vK.avsc`` are the released versions, which are kept
-for ever; the newest equals the current one. A fingerprint is CRC-64-AVRO of the parsing canonical form (without docs
-and defaults). Tests refuse a field without a ``doc``, and a current schema that cannot read, or cannot be read by, any
-version of its history.
+``avsc/KIND/NAME.vN.avsc`` is version N of the schema of NAME. The highest N is the current version. The others are
+older versions, which stay for ever, because logs hold values that were written by them. A fingerprint is CRC-64-AVRO of
+the parsing canonical form (without docs and defaults). Tests refuse a field without a ``doc``, a gap in the numbers, a
+version that is not the one that landed, and a current schema that cannot read, or cannot be read by, any older version.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from schemas.records.record import record
 NAMESPACE = "stratolog"
 MARKER = b"\xc3\x01"
 FINGERPRINT_BYTES = 8
-_HERE = Path(__file__).parents[1]
+FOLDER = Path(__file__).parents[1] / "avsc"
 
 
 @record
@@ -41,25 +41,16 @@ def fingerprint_of(schema: Any) -> bytes:
     return bytes.fromhex(digest)
 
 
-@record
-class _History:
-    """The released versions, by name and number, and by fingerprint."""
-
-    by_number: dict[tuple[str, int], SchemaVersion]
-    by_fingerprint: dict[bytes, SchemaVersion]
-
-
 class Registry:
-    """All known schema versions, by name (current) and by fingerprint (current and history)."""
+    """All versions of the schemas in a folder, by name and number, and by fingerprint."""
 
-    def __init__(self, folder: Path = _HERE) -> None:
-        self._folder = folder
-        self._current: dict[str, SchemaVersion] = {}
-        self._by_fingerprint: dict[bytes, SchemaVersion] = {}
-        for path in sorted(folder.glob("avsc/*/*.avsc")):
-            version = _load(path, path.stem, None)
-            self._current[version.name] = version
-            self._by_fingerprint[version.fingerprint] = version
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self._paths: dict[str, dict[int, Path]] = {}
+        for path in sorted(folder.glob("*/*.avsc")):
+            name, number = _name_and_number(path)
+            self._paths.setdefault(name, {})[number] = path
+        self._current = {name: _load(paths[max(paths)], name, None) for name, paths in self._paths.items()}
+        self._by_fingerprint = {version.fingerprint: version for version in self._current.values()}
 
     def current(self, name: str) -> SchemaVersion:
         """Return the current version of ``name``; raises KeyError for an unknown one."""
@@ -67,32 +58,40 @@ class Registry:
 
     def by_fingerprint(self, fingerprint: bytes) -> SchemaVersion | None:
         """Return the version with this fingerprint, or None."""
-        return self._by_fingerprint.get(fingerprint) or self._history.by_fingerprint.get(fingerprint)
+        return self._by_fingerprint.get(fingerprint) or self._older_by_fingerprint.get(fingerprint)
 
     def version(self, name: str, number: int) -> SchemaVersion:
-        """Return a released version of ``name`` by its number in the history, from 1; raises KeyError without one."""
-        return self._history.by_number[name, number]
+        """Return a version of ``name`` by its number, from 1; raises KeyError without one."""
+        return self._current[name] if number == max(self._paths[name]) else self._older[name, number]
 
     def versions(self, name: str) -> list[SchemaVersion]:
-        """Return all known versions of ``name``: the current one first, then released ones that differ from it."""
-        known = self._history.by_fingerprint | self._by_fingerprint
-        return sorted((version for version in known.values() if version.name == name), key=self._is_released)
+        """Return all versions of ``name``, the current one first; none for an unknown name."""
+        return [self.version(name, number) for number in sorted(self._paths.get(name, ()), reverse=True)]
 
     @cached_property
-    def _history(self) -> _History:
+    def _older(self) -> dict[tuple[str, int], SchemaVersion]:
         # Fingerprints take longest of all that a process does at its start, and few meet what older software wrote.
-        by_number = {}
-        for path in sorted(self._folder.glob("history/*/v*.avsc")):
-            name = path.parent.name
-            by_number[name, int(path.stem[1:])] = _load(path, name, self._current[name].parsed)
-        return _History(by_number=by_number, by_fingerprint={old.fingerprint: old for old in by_number.values()})
+        return {
+            (name, number): _load(path, name, self._current[name].parsed)
+            for name, paths in self._paths.items()
+            for number, path in paths.items()
+            if number < max(paths)
+        }
 
-    def _is_released(self, version: SchemaVersion) -> bool:
-        return version is not self._current[version.name]
+    @cached_property
+    def _older_by_fingerprint(self) -> dict[bytes, SchemaVersion]:
+        return {version.fingerprint: version for version in self._older.values()}
 
     def __iter__(self) -> Iterator[SchemaVersion]:
         """Iterate over the current versions."""
         return iter(self._current.values())
+
+
+def _name_and_number(path: Path) -> tuple[str, int]:
+    name, _, number = path.stem.partition(".v")
+    if not number.isdecimal():
+        raise ValueError(f"{path} is not called NAME.vN.avsc")
+    return name, int(number)
 
 
 def _load(path: Path, name: str, resolve_to: Any) -> SchemaVersion:

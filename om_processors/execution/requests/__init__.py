@@ -1,8 +1,8 @@
 """The request types. One module per kind of object; a module exports its ``HANDLERS``.
 
-To add a request type: define its body in ``schemas/records/messages.py`` (and ``Request.avsc``), write a module here
-with a :class:`~om_processors.namespace.context.RequestHandler` for it, and name the module in ``_MODULES``. No other
-place lists the types.
+To add a request type: define its body in ``schemas/records/messages.py`` and in a new version of ``Request``'s schema,
+write a module here with a :class:`~om_processors.namespace.context.RequestHandler` for it, and name the module in
+``_MODULES``. No other place lists the types.
 
 Rules for handlers: pure; time, ids and blocks only from the ``RequestPreparation``; refuse by OMError before the first
 write (the transaction would be dropped anyway, but a reader should not need to know that).

@@ -278,10 +278,10 @@ def test_without_the_native_codec():
     """Where it could not be built, the codec is the one in Python."""
     program = (
         "import sys; sys.modules['schemas.native'] = None\n"
-        "from schemas.codecs import codec, compiler\n"
+        "from schemas.codecs import codec, python_codec\n"
         "from schemas.records.log import Tick\n"
         "tick = Tick(term=1, nonce=bytes(16), seq=2, prev_chain=bytes(32))\n"
-        "assert codec.compile_encoder is compiler.compile_encoder\n"
+        "assert codec.compile_encoder is python_codec.compile_encoder\n"
         "print(codec.decode(codec.encode(tick)) == tick, codec.encode(tick).hex())\n"
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

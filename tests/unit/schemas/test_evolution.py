@@ -13,16 +13,14 @@ from typing import Any
 import pytest
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
-import schemas
 from schemas.codecs import codec
 from schemas.codecs.codec import UnknownSchema, decode, encode
 from schemas.codecs.compatibility import unsafe_change
-from schemas.codecs.registry import MARKER, Registry, fingerprint_of, registry
+from schemas.codecs.registry import FOLDER, MARKER, Registry, fingerprint_of, registry
 from schemas.records.log import Batch, Put, RequestPosition
 from schemas.records.messages import CreateVolume, DeleteKey, Request, RequestBody
 from schemas.records.rows import BlockLocation, KeyInfo
 
-HERE = Path(schemas.__file__).parent
 KEY = KeyInfo(
     volume="v", bucket="b", key="k", owner="o", object_id=1, update_id=2, size=3, replication="RATIS/THREE",
     blocks=[BlockLocation(container_id=1, local_id=2, offset=0, length=3, pipeline="p")], metadata={"a": "b"},
@@ -44,13 +42,13 @@ def older_than(name: str, change: Callable[[Any], None]) -> Any:
 
 @pytest.fixture
 def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Any], Registry]:
-    """Make the codec know another released version of a schema."""
+    """Make the codec know another older version of a schema."""
 
     def do(name: str, schema: Any) -> Registry:
         folder = tmp_path / "schemas"
-        for part in ("avsc", "history"):
-            shutil.copytree(HERE / part, folder / part, dirs_exist_ok=True)
-        (folder / "history" / name / "v99.avsc").write_text(json.dumps(schema))
+        shutil.copytree(FOLDER, folder, dirs_exist_ok=True)
+        (path,) = folder.glob(f"*/{name}.v1.avsc")
+        path.with_name(f"{name}.v0.avsc").write_text(json.dumps(schema))
         known = Registry(folder)
         monkeypatch.setattr(codec, "registry", known)
         return known
@@ -137,25 +135,47 @@ def test_the_current_version_resolves_to_itself():
         assert registry.versions(version.name)[0] is version
 
 
-def test_versions_lists_current_then_released(plant):
+def test_versions_lists_the_current_one_first(plant):
     older = older_than("Tick", lambda schema: schema["fields"].append({"name": "x", "type": "int"}))
     known = plant("Tick", older)
-    current, released = known.versions("Tick")
+    current, planted = known.versions("Tick")
     assert current is known.current("Tick")
-    assert released.fingerprint == fingerprint_of(older)
-    assert released.resolve_to is current.parsed
+    assert planted.fingerprint == fingerprint_of(older)
+    assert planted.resolve_to is current.parsed
+
+
+def test_ten_is_above_nine(tmp_path: Path):
+    """Numbers count, not the order of names."""
+    folder = tmp_path / "schemas"
+    shutil.copytree(FOLDER, folder)
+    for number in range(2, 11):
+        schema = json.loads(registry.current("Tick").text)
+        schema["fields"].append({"name": f"x{number}", "type": "int"})
+        (folder / "log" / f"Tick.v{number}.avsc").write_text(json.dumps(schema))
+    known = Registry(folder)
+    assert known.current("Tick").parsed["fields"][-1]["name"] == "x10"
+    assert [version.parsed["fields"][-1]["name"] for version in known.versions("Tick")[:-1]] == [
+        f"x{number}" for number in range(10, 1, -1)
+    ]
+
+
+@pytest.mark.parametrize("called", ["Tick.avsc", "Tick.v.avsc", "Tick.v1a.avsc", "Tick.v-1.avsc"])
+def test_a_file_without_a_number_is_named(tmp_path: Path, called: str):
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / called).write_text(registry.current("Tick").text)
+    with pytest.raises(ValueError, match=f"{called} is not called NAME.vN.avsc"):
+        Registry(tmp_path)
 
 
 def test_a_new_field_with_a_default_is_filled_in_when_old_values_are_read(tmp_path: Path):
     """The other direction of time: today's values under a future schema."""
     folder = tmp_path / "schemas"
-    for part in ("avsc", "history"):
-        shutil.copytree(HERE / part, folder / part)
-    path = folder / "avsc" / "rows" / "KeyInfo.avsc"
-    future = json.loads(path.read_text())
+    shutil.copytree(FOLDER, folder)
+    future = json.loads(registry.current("KeyInfo").text)
     future["fields"].append({"name": "tags", "type": ["null", "string"], "default": None, "doc": "new"})
-    path.write_text(json.dumps(future))
+    (folder / "rows" / "KeyInfo.v99.avsc").write_text(json.dumps(future))
     known = Registry(folder)
+    assert known.current("KeyInfo") is known.version("KeyInfo", 99)
     value = encode(KEY)
     version = known.by_fingerprint(value[2:10])
     assert version is not None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -9,21 +10,31 @@ from typing import Any
 import avro.schema
 import pytest
 
-import schemas
 from schemas.codecs import codec, reference
 from schemas.codecs.compatibility import unsafe_change
-from schemas.codecs.registry import SchemaVersion, registry
+from schemas.codecs.registry import FOLDER, SchemaVersion, registry
 from schemas.column_families import BUCKETS, OM_COLUMN_FAMILIES, RETRY_TABLE
 from schemas.records import datanode, door, identity, log, messages, rows
 
-FOLDER = Path(schemas.__file__).parent
-CURRENT = {path.stem: path for path in sorted(FOLDER.glob("avsc/*/*.avsc"))}
-HISTORY = sorted(FOLDER.glob("history/*/v*.avsc"))
+FINGERPRINTS = Path(__file__).parents[2] / "golden" / "fingerprints.json"
 
 
-def released(name: str) -> list[Path]:
-    """Released versions of ``name``, oldest first."""
-    return sorted((FOLDER / "history" / name).glob("v*.avsc"), key=lambda path: int(path.stem[1:]))
+def number_of(path: Path) -> int:
+    return int(path.stem.rpartition(".v")[2])
+
+
+def name_of(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
+FILES = sorted(FOLDER.glob("*/*.avsc"), key=lambda path: (path.parent.name, name_of(path), number_of(path)))
+CURRENT = {name_of(path): path for path in FILES}
+"""Of each schema the file of the highest number."""
+
+
+def versions(name: str) -> list[Path]:
+    """All versions of ``name``, oldest first."""
+    return [path for path in FILES if name_of(path) == name]
 
 
 def definitions(schema: Any) -> list[dict[str, Any]]:
@@ -55,34 +66,48 @@ def test_every_record_and_field_has_a_doc(definition: dict[str, Any]):
 
 
 @pytest.mark.parametrize("name", CURRENT)
-def test_current_schema_is_the_newest_released(name: str):
-    versions = released(name)
-    assert versions, f"{name} has no history"
-    assert [int(path.stem[1:]) for path in versions] == list(range(1, len(versions) + 1))
-    assert json.loads(CURRENT[name].read_text()) == json.loads(versions[-1].read_text())
-
-
-def test_history_holds_no_forgotten_schema():
-    assert {path.parent.name for path in HISTORY} == set(CURRENT)
+def test_the_highest_of_versions_without_a_gap_is_current(name: str):
+    paths = versions(name)
+    assert [number_of(path) for path in paths] == list(range(1, len(paths) + 1))
+    assert {path.parent for path in paths} == {CURRENT[name].parent}
+    assert registry.current(name).text == paths[-1].read_text()
+    assert [version.text for version in reversed(registry.versions(name))] == [path.read_text() for path in paths]
 
 
 @pytest.mark.parametrize("name", CURRENT)
-def test_current_is_compatible_with_every_released_version_both_ways(name: str):
+def test_a_version_that_has_landed_never_changes(name: str):
+    """A log may hold values of each. ``REWRITE_GOLDEN=1 pytest tests/unit/schemas`` adds new versions to the file."""
+    landed: dict[str, list[str]] = json.loads(FINGERPRINTS.read_text())
+    found = [version.fingerprint.hex() for version in reversed(registry.versions(name))]
+    known = landed.get(name, [])
+    assert found[: len(known)] == known, f"a version of {name} that has landed is another now: add a new one instead"
+    if os.environ.get("REWRITE_GOLDEN"):
+        FINGERPRINTS.write_text(json.dumps(landed | {name: found}, indent=1, sort_keys=True) + "\n")
+    else:
+        assert found == known, f"{FINGERPRINTS} lacks versions of {name}: run this test with REWRITE_GOLDEN=1"
+
+
+def test_no_schema_that_has_landed_is_gone():
+    assert set(json.loads(FINGERPRINTS.read_text())) == set(CURRENT)
+
+
+@pytest.mark.parametrize("name", CURRENT)
+def test_current_is_compatible_with_every_version_both_ways(name: str):
     current = json.loads(CURRENT[name].read_text())
-    for path in released(name):
+    for path in versions(name):
         assert unsafe_change(current, json.loads(path.read_text())) == [], path.name
 
 
 @pytest.mark.parametrize("name", CURRENT)
-def test_released_versions_are_compatible_with_each_other(name: str):
-    texts = [json.loads(path.read_text()) for path in released(name)]
+def test_versions_are_compatible_with_each_other(name: str):
+    texts = [json.loads(path.read_text()) for path in versions(name)]
     for older, newer in pairwise(texts):
         assert unsafe_change(newer, older) == []
 
 
 def test_the_reference_implementation_accepts_every_schema():
     assert reference.validate_schemas() == [version.name for version in registry]
-    for path in HISTORY:
+    for path in FILES:
         avro.schema.parse(path.read_text())
 
 
