@@ -16,7 +16,7 @@ EXTRAS: Mapping[str, Collection[str]] = {
     "datanode": HOST,
     "ui": frozenset({"aiohttp"}),
     "tracing": frozenset({"opentelemetry"}),
-    "spark": frozenset({"pyspark", "pandas", "pyarrow", "numpy", "prometheus_client"}),
+    "spark": frozenset({"pyspark", "pandas", "pyarrow", "numpy", "aiohttp", "prometheus_client"}),
 }
 """Libraries by extra, as pyproject.toml has them, as far as we import them."""
 

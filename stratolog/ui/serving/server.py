@@ -25,9 +25,6 @@ from typing import Any
 
 from aiohttp import web
 
-from replicated_db.shell.web.bounded_server import BoundedRunner
-from replicated_db.shell.web.http_guard import HttpGuard
-from replicated_db.shell.web.web_site import WebSite
 from schemas.privilege import ClusterSecret
 from stratolog.drills.kit import registry
 from stratolog.errors import Unavailable, UserError
@@ -43,6 +40,9 @@ from stratolog.ui.serving.login import LOGIN, DashboardLogin
 from stratolog.ui.serving.operator_key import new_number, secret_of_key
 from stratolog.ui.watching import questions
 from stratolog.ui.watching.watch import ClusterWatch
+from transport.web.http_guard import HttpGuard
+from transport.web.http_server import HttpServer
+from transport.web.listening import CannotListen, listen
 
 TICK_S = 1.0
 MAX_VIEWERS = 32
@@ -54,6 +54,8 @@ MAX_BODY_BYTES = 1024
 """No call has a body."""
 SEND_TIMEOUT_S = 10.0
 """A page that takes nothing for so long is let go."""
+END_TIMEOUT_S = 2.0
+"""How long answers under way may take when the dashboard ends."""
 ASSETS = {"dashboard.css": "text/css", "dashboard.js": "text/javascript", "login.js": "text/javascript"}
 HEADERS = {
     "Content-Security-Policy": (
@@ -273,16 +275,14 @@ async def serve(server: DashboardServer, host: str, port: int, ready: Callable[[
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    runner = BoundedRunner(server.app(), shutdown_timeout=2.0)
-    await runner.setup()
+    context = None if server.tls is None else server.tls.server(needs_certificate=False)
+    web_server = HttpServer(server.app(), tls=context, end_timeout_s=END_TIMEOUT_S)
     try:
-        context = None if server.tls is None else server.tls.server(needs_certificate=False)
-        await WebSite(runner, (host, port), context).start()
-    except OSError as error:
-        await runner.cleanup()
-        raise Unavailable(f"the dashboard cannot listen at {host}:{port}: {error.strerror}") from error
+        await web_server.start(listen(host, port, "the dashboard"))
+    except CannotListen as error:
+        raise Unavailable(str(error)) from error
     ready()
     try:
         await ended.wait()
     finally:
-        await runner.cleanup()
+        await web_server.close()
