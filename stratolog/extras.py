@@ -14,7 +14,7 @@ HOST = frozenset(
 EXTRAS: Mapping[str, Collection[str]] = {
     "om": HOST,
     "datanode": HOST,
-    "ui": frozenset({"aiohttp"}),
+    "ui": frozenset({"aiohttp", "jinja2"}),
     "tracing": frozenset({"opentelemetry"}),
     "spark": frozenset({"pyspark", "pandas", "pyarrow", "numpy", "aiohttp", "prometheus_client"}),
 }

@@ -33,7 +33,7 @@ from stratolog.ui.core.judged_tail import ChainMark
 from stratolog.ui.core.replica_grid import details_of
 from stratolog.ui.core.verdict_book import JudgedReplica
 from stratolog.ui.rendering.dialogs import drills_panel, keys_fragment, log_fragment, replica_dialog, sizes_dialog
-from stratolog.ui.rendering.markup import Content, Markup, element, joined, quiet
+from stratolog.ui.rendering.markup import rendered
 from stratolog.ui.rendering.panels import panels_of
 from stratolog.ui.serving.drill_runs import ABOUT_A_SHARD, STARTABLE, DrillRuns
 from stratolog.ui.serving.login import LOGIN, DashboardLogin
@@ -79,7 +79,7 @@ class DashboardServer:
         judge = None if self.key is None else secret_of_key(self.key)
         self.tls = watch.settings.tls()
         self._guard = HttpGuard(judge, watch.settings.own_hosts(), re.compile(re.escape(LOGIN)) if self.tls else None)
-        self._login = DashboardLogin(self.key, _asset_text("login.html"))
+        self._login = DashboardLogin(self.key, rendered("login.html"))
         self._pool = ThreadPoolExecutor(max_workers=MAX_QUESTIONS, thread_name_prefix="ui-question")
         self._viewers = 0
         self._panels: dict[str, str] = {}
@@ -111,15 +111,11 @@ class DashboardServer:
     # -- the page ------------------------------------------------------------------------------------------------------
 
     async def _page(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002 - aiohttp's signature
-        drills = [_option(name) for name in STARTABLE]
-        shards = [element("option", str(shard), value=shard) for shard in range(self._watch.settings.shards)]
-        text = _asset_text("page.html")
-        values: Mapping[str, Content] = {
-            "drills": drills, "shards": shards, "cluster": self._watch.settings.cluster,
-        }  # fmt: skip
-        for place, value in values.items():
-            text = text.replace(f"<!--{place}-->", joined(value))
-        return web.Response(text=text, content_type="text/html")
+        settings = self._watch.settings
+        drills = [registry.find(name) for name in STARTABLE]
+        return _html(rendered(
+            "page.html", cluster=settings.cluster, shards=settings.shards, drills=drills, about_a_shard=ABOUT_A_SHARD
+        ))  # fmt: skip
 
     async def _asset(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
@@ -181,7 +177,7 @@ class DashboardServer:
         query = request.query
         replica = JudgedReplica(query.get("log", ""), _number_in(query, "shard"), query.get("node", ""))
         details = details_of(self._watch.observed(), replica)
-        return _html(quiet("Nobody knows such a replica.") if details is None else replica_dialog(details))
+        return _html(replica_dialog(details))
 
     async def _keys(self, request: web.Request) -> web.StreamResponse:
         query, settings = request.query, self._watch.settings
@@ -237,20 +233,12 @@ def _shard_in(query: Mapping[str, str], shards: int) -> int:
     return shard
 
 
-def _option(name: str) -> Markup:
-    drill = registry.find(name)
-    return element(
-        "option", name, value=name, data_does=drill.does, data_touches=drill.touches, data_needs=drill.needs or None,
-        data_shard=name in ABOUT_A_SHARD,
-    )  # fmt: skip
-
-
 def _asset_text(name: str) -> str:
     return (resources.files("stratolog.ui") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _html(markup: Markup) -> web.Response:
-    return web.Response(text=markup, content_type="text/html")
+def _html(text: str) -> web.Response:
+    return web.Response(text=text, content_type="text/html")
 
 
 @web.middleware
