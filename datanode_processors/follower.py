@@ -18,8 +18,8 @@ from replicated_db.core.ports import Log
 from replicated_db.shell import follower
 from replicated_db.shell.leader_loop import LeaderLoop, Publisher
 from replicated_db.shell.logs import Note
-from replicated_db.shell.web.http_guard import HttpGuard
 from schemas.topics import DN_AUDIT, DN_LOG
+from transport.web.http_guard import HttpGuard
 
 FLOWING_WAIT_MS = 2
 """How long a broker may gather records. It is short because a client's watch waits for every member."""

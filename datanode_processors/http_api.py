@@ -20,9 +20,9 @@ from datanode_processors.status import DatanodeStatus
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.web import shard_pages
-from replicated_db.shell.web.metrics import CONTENT_TYPE
 from replicated_db.shell.web.scan_threads import ScansBusy
 from schemas.stream_errors import INVALID_REQUEST, OVERLOADED
+from transport.web.metrics import CONTENT_TYPE
 
 Json = dict[str, Any]
 Answer = tuple[int, Json]

@@ -17,8 +17,8 @@ from datanode_processors.repair.scrubber import ScrubCounts
 from datanode_processors.tokens.guard import BlockTokenGuard
 from datanode_processors.wire.counters import StreamCounts
 from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
-from replicated_db.shell.web.metrics import Metrics, family
 from schemas.features import LATEST
+from transport.web.metrics import Metrics, family
 
 Json = dict[str, Any]
 

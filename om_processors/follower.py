@@ -14,8 +14,8 @@ from replicated_db.core.ports import Log
 from replicated_db.shell import follower
 from replicated_db.shell.leader_loop import LeaderLoop, Publisher
 from replicated_db.shell.logs import Note
-from replicated_db.shell.web.http_guard import HttpGuard
 from schemas.topics import OM_AUDIT, OM_LOG
+from transport.web.http_guard import HttpGuard
 
 
 def make_app(

@@ -14,9 +14,9 @@ HOST = frozenset(
 EXTRAS: Mapping[str, Collection[str]] = {
     "om": HOST,
     "datanode": HOST,
-    "ui": frozenset({"aiohttp"}),
+    "ui": frozenset({"aiohttp", "jinja2"}),
     "tracing": frozenset({"opentelemetry"}),
-    "spark": frozenset({"pyspark", "pandas", "pyarrow", "numpy", "prometheus_client"}),
+    "spark": frozenset({"pyspark", "pandas", "pyarrow", "numpy", "aiohttp", "prometheus_client"}),
 }
 """Libraries by extra, as pyproject.toml has them, as far as we import them."""
 

@@ -2,7 +2,7 @@
 
 ``schemas`` says what the bytes are, and has no I/O. This package moves them, and knows no rows and no blocks. Begin
 with ``waiting`` (how long a wait may last, when to try again), then ``topics`` (the end of a topic, and which verdict
-of the audit is the latest).
+of the audit is the latest) and ``web`` (the HTTP server of every process).
 It imports ``schemas`` alone; every other package may import it. Spark's audit may, too: nothing here judges the log
 (decision 0089).
 """

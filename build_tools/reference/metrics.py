@@ -10,8 +10,8 @@ from build_tools.reference.markdown import code, page, prose, table
 from datanode_processors import status as datanode
 from om_processors.serving import node_status as om
 from replicated_db.shell.bootstrap import opening_web
-from replicated_db.shell.web.metrics import Metrics
 from spark_streaming.jobs import audit_metrics as audit
+from transport.web.metrics import Metrics
 
 Family = tuple[str, str, str, tuple[str, ...]]
 """Name, kind, meaning and labels."""

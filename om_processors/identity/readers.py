@@ -20,12 +20,12 @@ from aiohttp import web
 
 from om_processors.identity.identities import Denied, Identities
 from om_processors.namespace.access import Caller
-from replicated_db.shell.web.http_guard import CALLER, HttpGuard
 from schemas.access.credentials import AUDITOR, OPERATOR, TokenName
 from schemas.door.frames import DOOR_PATH
 from schemas.privilege import AUTHORIZATION, ClusterSecret
 from schemas.result_codes import OVERLOADED, PERMISSION_DENIED
 from schemas.security.certificates import ADMINISTRATORS, READERS, PeerIdentity
+from transport.web.http_guard import CALLER, HttpGuard
 
 OPEN_PATHS = re.compile(r"/health|/status|/metrics")
 """The state of the process: no name of an object, a user or a group. On a TLS server for whoever is known."""

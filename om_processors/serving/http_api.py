@@ -40,13 +40,13 @@ from om_processors.snapshots.open_snapshots import SnapshotsBusy
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.web import shard_pages
-from replicated_db.shell.web.metrics import CONTENT_TYPE
 from replicated_db.shell.web.scan_threads import ScansBusy, ScanThreads
 from schemas.access.acl import LIST, READ
 from schemas.access.block_tokens import READ_BLOCK, WRITE_BLOCK
 from schemas.records.rows import NO_KEY
 from schemas.result_codes import INVALID_REQUEST, OVERLOADED, PERMISSION_DENIED
 from schemas.sharding import shard_of
+from transport.web.metrics import CONTENT_TYPE
 
 Answer = tuple[int, Json]
 

@@ -21,8 +21,8 @@ from om_processors.serving.views import Json
 from replicated_db.core.applying.replica import Replica
 from replicated_db.shell.bootstrap.bootstrap import installed_of
 from replicated_db.shell.leader_loop import LeaderLoop
-from replicated_db.shell.web.metrics import Metrics, family
 from schemas import features
+from transport.web.metrics import Metrics, family
 
 _METRICS = (
     ("stratolog_applied_index", "gauge", "Managed index applied.", lambda r, _: r.position.index),

@@ -36,7 +36,6 @@ from replicated_db.shell.kafka.quiet_monitor import QuietMonitor
 from replicated_db.shell.leader_loop import LeaderLoop, Publisher
 from replicated_db.shell.logs import Note
 from replicated_db.shell.startup import ADMIN_TIMEOUT_S
-from replicated_db.shell.web.http_guard import HttpGuard
 from replicated_db.shell.web.node_web import NodeWeb
 from schemas.codecs.codec import Undecodable, decode_as
 from schemas.kafka.client_settings import client_settings
@@ -44,6 +43,7 @@ from schemas.kafka.connection import Brokers, connection
 from schemas.records.messages import AuditReport
 from schemas.security.tls import ProcessTls
 from schemas.topics import MAX_MESSAGE_BYTES, SILENT_BROKER_MS
+from transport.web.http_guard import HttpGuard
 
 if TYPE_CHECKING:
     from replicated_db.shell.tracing.follower_spans import FollowerSpans

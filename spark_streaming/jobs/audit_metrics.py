@@ -1,7 +1,7 @@
 """Metrics of the running audit in Prometheus' text format: what its queries read, and what its verdicts say.
 
 The job hands in the progress of its query, and the verdicts that its sink has written. Figures are put together when
-somebody asks, as in the other processes (``replicated_db.shell.web.metrics``).
+somebody asks, as in the other processes (``transport.web.metrics``).
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.core import Metric
 
 from schemas.records.messages import Verdict
 from transport.topics.core.latest_verdicts import LatestVerdicts
+from transport.web.metrics import Metrics, family
 
 _QUERY, _SOURCE, _REPLICA = ("query",), ("query", "topic", "partition"), ("log", "shard", "node", "basis")
 
@@ -46,7 +45,7 @@ FAMILIES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
 Labels = tuple[str, ...]
 
 
-class AuditMetrics(Collector):
+class AuditMetrics:
     """The figures of one audit; safe for the threads that report and those that ask."""
 
     def __init__(self) -> None:
@@ -90,20 +89,16 @@ class AuditMetrics(Collector):
 
     # -- what Prometheus asks ------------------------------------------------------------------------------------------
 
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing: at registration the figures need not exist yet."""
-        return ()
+    def shown(self) -> Metrics:
+        """Return all metrics of this process: the audit's, and those of the process itself."""
+        return Metrics(self._families)
 
-    def collect(self) -> Iterator[Metric]:
-        """Return the present figures."""
+    def _families(self) -> Iterator[Metric]:
         with self._lock:
             samples = {name: list(self._samples(name)) for name, *_ in FAMILIES}
         for name, kind, text, labels in FAMILIES:
-            made = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
-            found: CounterMetricFamily | GaugeMetricFamily = made(name, text, labels=labels)
-            for values, figure in samples[name]:
-                found.add_metric(values, figure)
-            yield found
+            found = ((dict(zip(labels, values, strict=True)), figure) for values, figure in samples[name])
+            yield family(name, kind, text, found)
 
     def _samples(self, name: str) -> Iterator[tuple[Labels, float]]:
         short = name.removeprefix("stratolog_audit_")
@@ -136,15 +131,6 @@ class AuditMetrics(Collector):
             for one in self._latest:
                 replica = (one.log, str(one.shard), one.node, one.basis)
                 yield ((*replica, one.verdict), 1.0) if short == "replica_verdict" else (replica, float(one.index))
-
-    def registry(self) -> CollectorRegistry:
-        """Return all metrics of this process: the audit's, and those of the process itself."""
-        found = CollectorRegistry()
-        found.register(self)
-        ProcessCollector(registry=found)
-        PlatformCollector(registry=found)
-        GCCollector(registry=found)
-        return found
 
 
 _OF_QUERIES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {

@@ -115,7 +115,7 @@ def run(config: AuditConfig) -> int:
     lower_priority(config.nice)
     health, metrics = JobHealth(config.health_file), AuditMetrics()
     try:
-        server = MetricsServer(config.metrics_host, config.metrics_port, metrics.registry())
+        server = MetricsServer(config.metrics_host, config.metrics_port, metrics.shown())
     except OSError as error:
         return _fail(health, str(error))
     health.update(metrics=server.address)

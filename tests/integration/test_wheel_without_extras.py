@@ -33,6 +33,7 @@ FOREIGN = (
     "mode",
     "aiokafka",
     "aiohttp",
+    "jinja2",
     "rocksdict",
     "pytest",
     "avro",
@@ -59,6 +60,7 @@ NODES = tuple(
         "spark_streaming.jobs.audit_stream",
         "spark_streaming.jobs.audit_batch",
         "local.stack",
+        "ui.serving.server",
         "commands.audit",
         "cli",
     )
@@ -72,12 +74,14 @@ BESIDE_OTHERS = """
     from stratolog.schemas.codecs import codec
     from stratolog.schemas.records import record
     from stratolog.spark_streaming.records.session import PACKAGE_ROOT
+    from stratolog.ui.rendering.markup import rendered
     print(json.dumps({{
         "foreign": [importlib.import_module(name).WHOSE for name in {ours}],
         "codec": [codec.compile_encoder.__module__, native.__name__],
         "records": record.make_in_c.__module__,
         "root": str(PACKAGE_ROOT),
         "job": BATCH_JOB,
+        "page": rendered("login.html"),
         "from": sorted({{module.__file__ for name, module in sys.modules.items() if name.partition(".")[0] == "stratolog"}}),
     }}))
 """
@@ -184,6 +188,7 @@ def test_the_wheel_has_one_package_and_says_so(wheel: Path) -> None:
         "stratolog/schemas/records/native.pyi",
         "stratolog/local/poms/spark.xml",
         "stratolog/local/poms/delta.xml",
+        "stratolog/ui/rendering/templates/page.html",
     } <= set(names)
     assert {f"stratolog/{name}/__init__.py" for name in OURS} <= set(names)
     assert {f"stratolog/{path.relative_to(ROOT)}" for path in (ROOT / "schemas").rglob("*.avsc")} <= set(names)
@@ -205,6 +210,7 @@ def test_all_of_it_imports_beside_foreign_packages_of_the_same_names(beside_othe
     assert answer["codec"] == ["stratolog.schemas.native"] * 2
     assert answer["records"] == "stratolog.schemas.records.native"
     assert answer["root"] == str(packages)
+    assert "This dashboard is for operators" in answer["page"]
     assert answer["job"] == "stratolog.spark_streaming.jobs.audit_batch"
     assert all(Path(where).is_relative_to(packages / "stratolog") for where in answer["from"])
     for job in ("audit_stream", "audit_batch"):

@@ -237,10 +237,10 @@ def test_an_audit_that_hangs_or_has_not_begun_is_not_healthy(
     JobHealth(tmp_path / "health.json").update(status=status)
     *_, python, option, code = SERVICES["audit"]["healthcheck"]["test"]
     assert (python, option, code.count(str(audit_config().health_file))) == ("python", "-c", 1)
-    server = MetricsServer("127.0.0.1", 0, metrics.registry())
+    server = MetricsServer("127.0.0.1", 0, metrics.shown())
     try:
         code = code.replace(str(audit_config().health_file), str(tmp_path / "health.json"))
-        code = code.replace(f":{audit_config().metrics_port}/", f":{server.server_port}/")
+        code = code.replace(f":{audit_config().metrics_port}/", f":{server.address.rpartition(':')[2]}/")
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     finally:
         server.close()

@@ -2,6 +2,7 @@
 
 import ast
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,7 @@ def test_everything_of_ours_lies_below_one_package(tree: Path) -> None:
         ours = {
             path.relative_to(ROOT)
             for path in (ROOT / package).rglob("*")
-            if path.suffix in {".py", ".pyi", ".pyx", ".avsc", ".xml"}
+            if path.suffix in {".py", ".pyi", ".pyx", ".avsc", ".xml", ".html"}
         }
         assert ours
         assert all((tree / "stratolog" / path).is_file() for path in ours)
@@ -152,6 +153,14 @@ def test_what_setuptools_is_told_names_the_new_places(tree: Path) -> None:
     assert "'stratolog/schemas/native.pyx'" in told
     assert "'stratolog.spark_streaming.jobs'" in told
     assert "'schemas" not in told
+
+
+def test_the_templates_of_the_dashboard_are_packed() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["stratolog"]
+    packed = {path for pattern in patterns for path in (ROOT / "stratolog").glob(pattern)}
+    there = set((ROOT / "stratolog").rglob("*.html"))
+    assert len(there) > 10
+    assert there <= packed
 
 
 PYPROJECT = """[project]

@@ -16,10 +16,7 @@ Afterwards the process's own server takes over the listening socket. Nobody is r
 
 from __future__ import annotations
 
-import asyncio
-import errno
 import socket
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
@@ -28,20 +25,11 @@ from prometheus_client.core import Metric
 
 from replicated_db.core.errors import StopProcess
 from replicated_db.shell.bootstrap.transfer_pages import TransferPages
-from replicated_db.shell.web.bounded_server import BoundedRunner
-from replicated_db.shell.web.metrics import CONTENT_TYPE, Metrics, family
-from replicated_db.shell.web.web_site import WebSite
 from schemas.security.tls import ProcessTls
-
-BACKLOG = 128
-"""Connections that wait while no server takes them."""
-
-NOT_HERE = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
-"""A name may have addresses that this machine does not."""
-
-START_TIMEOUT_S = 10.0
-END_TIMEOUT_S = 5.0
-"""How long answers under way may take when the process's own server takes over; then they are cut off."""
+from transport.web.http_server import HttpServer
+from transport.web.listening import CannotListen, listen
+from transport.web.metrics import Metrics, family
+from transport.web.threaded_server import ThreadedServer
 
 MAX_SHOWN_CHARACTERS = 500
 FAMILIES = (
@@ -54,7 +42,7 @@ OPENING = "OPENING"
 """The process opens its replicas: ask again."""
 
 
-class CannotListen(StopProcess):
+class AddressRefused(StopProcess):
     """The address of the HTTP server cannot be used."""
 
 
@@ -67,26 +55,25 @@ class OpeningWeb:
     ) -> None:  # fmt: skip
         """``replicas`` is how many there are to be; ``opened`` returns how many are open."""
         self._node = node
-        self._tls = None if tls is None else tls.server(needs_certificate=False)
         self._address = (host, port)
         self._replicas = replicas
         self._opened = opened
         self._said: dict[int, str] = {}
-        self._metrics = Metrics(self._families)
         app = web.Application(middlewares=middlewares)
         pages.attach(app)
-        app.router.add_get("/metrics", self._show_metrics)
+        app.router.add_get("/metrics", Metrics(self._families).page())
         app.router.add_route("*", "/{any:.*}", self._not_yet)
-        self._runner = BoundedRunner(app, shutdown_timeout=END_TIMEOUT_S)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="opening-web", daemon=True)
+        context = None if tls is None else tls.server(needs_certificate=False)
+        self._server = ThreadedServer(HttpServer(app, tls=context), "opening-web")
         self._listening: list[socket.socket] = []
 
     def start(self) -> Self:
-        """Listen, and begin to serve. Raises CannotListen."""
-        self._listening = _listening(*self._address)
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(START_TIMEOUT_S)
+        """Listen, and begin to serve. Raises AddressRefused."""
+        try:
+            self._listening = listen(*self._address)
+        except CannotListen as error:
+            raise AddressRefused(str(error)) from error
+        self._server.start([one.dup() for one in self._listening])
         return self
 
     def say(self, shard: int, text: str) -> None:
@@ -102,9 +89,7 @@ class OpeningWeb:
         if not self._listening:
             raise RuntimeError("the server was not started, or has ended")
         listening, self._listening = self._listening, []
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(END_TIMEOUT_S + START_TIMEOUT_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(END_TIMEOUT_S)
+        self._server.close()
         return listening
 
     def close(self) -> None:
@@ -113,11 +98,6 @@ class OpeningWeb:
             for one in self.hand_over():
                 one.close()
 
-    async def _start(self) -> None:
-        await self._runner.setup()
-        for one in self._listening:
-            await WebSite(self._runner, one.dup(), self._tls).start()
-
     async def _not_yet(self, request: web.Request) -> web.Response:  # noqa: ARG002 - aiohttp's signature
         said = [text for _, text in sorted(self._said.copy().items())]
         message = f"{self._node} opens its replicas, {self._opened()} of {self._replicas} are open"
@@ -125,48 +105,7 @@ class OpeningWeb:
             {"error": OPENING, "message": message, "node": self._node, "opening": said}, status=503
         )
 
-    async def _show_metrics(self, request: web.Request) -> web.Response:  # noqa: ARG002 - aiohttp's signature
-        return web.Response(body=self._metrics.text().encode(), headers={"Content-Type": CONTENT_TYPE})
-
     def _families(self) -> Iterable[Metric]:
         node = {"node": self._node}
         for (name, kind, text, _), figure in zip(FAMILIES, (self._replicas, self._opened()), strict=True):
             yield family(name, kind, text, [(node, figure)])
-
-
-def _listening(host: str, port: int) -> list[socket.socket]:
-    """Listen on all addresses of a host that this machine has, as the process's own server would.
-
-    Raises CannotListen.
-    """
-    made: list[socket.socket] = []
-    why: OSError | None = None
-    try:
-        for kind, _, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            try:
-                made.append(_listening_at(kind, protocol, address))
-            except OSError as error:
-                if error.errno not in NOT_HERE:
-                    raise
-                why = error
-    except OSError as error:
-        for one in made:
-            one.close()
-        why, made = error, []
-    if not made:
-        raise CannotListen(f"the HTTP server cannot listen on {host}:{port}: {why}") from why
-    return made
-
-
-def _listening_at(kind: int, protocol: int, address: Any) -> socket.socket:
-    made = socket.socket(kind, socket.SOCK_STREAM, protocol)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if kind == socket.AF_INET6:  # IPv4 has a socket of its own
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind(address)
-        made.listen(BACKLOG)
-    except OSError:
-        made.close()
-        raise
-    return made

@@ -1,1 +1,1 @@
-"""What a process with replicas serves over HTTP: digests, rows, metrics. ``http_guard`` says who may change what."""
+"""What a process with replicas serves over HTTP: digests, rows, counts. Faust's pages go through ``node_web``."""

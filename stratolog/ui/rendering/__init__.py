@@ -1,1 +1,1 @@
-"""From views to HTML, as text. Pure functions; every text is escaped. Begin with ``panels.py``."""
+"""From views to HTML, by the templates in ``templates``; every text is escaped. Begin with ``panels.py``."""

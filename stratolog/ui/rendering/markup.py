@@ -1,95 +1,45 @@
-"""HTML as text: elements whose texts and attributes are escaped, whatever a stranger has written into the log.
+"""HTML from the templates beside this module, by Jinja2: whatever a stranger has written is escaped.
 
-The page's Content-Security-Policy allows no inline style and no inline script; widths are attributes of SVG elements.
+A template is compiled once. It gets views, and writes their words with the filters below; an unknown name in it is an
+error. The page's Content-Security-Policy allows no inline style and no inline script: widths are attributes of SVG
+elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from html import escape
+from typing import Any
 
-from stratolog.ui.core.words import Tone
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
-VOID = frozenset({"br", "hr", "input", "line", "rect", "path", "circle"})
-MAX_TEXT_CHARACTERS = 2_000
-"""Most characters of one text on the page: keys and reasons may be kilobytes long."""
+from schemas.topics import OM_LOG
+from spark_streaming.records.core.freshness import age_words
+from stratolog.ui.core.words import Tone, bytes_of, count_of, partition_words, rate_of
+from stratolog.ui.rendering.texts import clock_of, plain_of, shown
 
-
-class Markup(str):
-    """Text that is HTML already."""
-
-    __slots__ = ()
+MARKS = {Tone.GOOD: "✓", Tone.WARN: "!", Tone.BAD: "✕", Tone.STALE: "–", Tone.PLAIN: "·"}
+"""Signs beside the colours, for who does not see them."""
+METER_WIDTH, METER_HEIGHT = 64, 8
 
 
-Content = Markup | str | int | None | Iterable["Content"]
+def rendered(template: str, **values: Any) -> str:
+    """Return the HTML of a template (``grids.html``)."""
+    return _TEMPLATES.get_template(template).render(values)
 
 
-def element(name: str, *children: Content, **attributes: str | float | bool | None) -> Markup:
-    """Return an element. ``class_`` is class, ``data_x`` is data-x; an attribute that is None or False is left out."""
-    written = "".join(_attribute(key, value) for key, value in attributes.items())
-    if name in VOID:
-        return Markup(f"<{name}{written}>" if name in {"br", "hr", "input"} else f"<{name}{written}/>")
-    return Markup(f"<{name}{written}>{joined(children)}</{name}>")
+def _filled(share: float) -> str:
+    """Return how wide the filled part of a meter is."""
+    return f"{max(0.0, min(1.0, share)) * METER_WIDTH:.1f}"
 
 
-def joined(children: Content) -> Markup:
-    """Return children one after the other, texts escaped."""
-    if children is None:
-        return Markup("")
-    if isinstance(children, Markup):
-        return children
-    if isinstance(children, str | int):
-        return Markup(escape(shown(str(children))))
-    return Markup("".join(map(joined, children)))
-
-
-def _attribute(key: str, value: str | float | bool | None) -> str:
-    if value is None or value is False:
-        return ""
-    name = key.rstrip("_").replace("_", "-")
-    return f" {name}" if value is True else f' {name}="{escape(shown(str(value)))}"'
-
-
-def shown(text: str) -> str:
-    r"""Return a text as it is shown: not too long, and control characters as what they are, not what they do.
-
-    >>> shown("a\x1b[31m" + chr(0x202E) + "b")
-    'a\\x1b[31m\\u202eb'
-    """
-    cut = text if len(text) <= MAX_TEXT_CHARACTERS else f"{text[:MAX_TEXT_CHARACTERS]}…"
-    return "".join(one if one.isprintable() or one == "\n" else _named(one) for one in cut)
-
-
-def _named(character: str) -> str:
-    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
-
-
-def badge(text: str, tone: Tone) -> Markup:
-    """Return a word on a ground of its tone."""
-    return element("span", text, class_=f"badge {tone.value}")
-
-
-def table(
-    columns: Iterable[str], rows: Iterable[Iterable[Content]], *, numbers: Iterable[int] = (), caption: str = ""
-) -> Markup:
-    """Return a table; ``numbers`` are the columns that are aligned to the right."""
-    right = frozenset(numbers)
-
-    def cells(kind: str, row: Iterable[Content]) -> list[Markup]:
-        return [element(kind, cell, class_="number" if place in right else None) for place, cell in enumerate(row)]
-
-    head = [element("th", name, scope="col", class_="number" if n in right else None) for n, name in enumerate(columns)]
-    return element(
-        "table", element("caption", caption, class_="hidden") if caption else None,
-        element("thead", element("tr", head)), element("tbody", [element("tr", cells("td", row)) for row in rows]),
-    )  # fmt: skip
-
-
-def quiet(text: str) -> Markup:
-    """Return a remark in small grey type."""
-    return element("p", text, class_="quiet")
-
-
-def facts_line(facts: Iterable[tuple[str, Content]]) -> Markup:
-    """Return figures side by side, each with its name."""
-    return element("dl", [element("div", element("dt", name), element("dd", value)) for name, value in facts])
+_TEMPLATES = Environment(
+    loader=PackageLoader("stratolog.ui.rendering"), autoescape=True, finalize=shown, undefined=StrictUndefined,
+    trim_blocks=True, lstrip_blocks=True, auto_reload=False,
+)  # fmt: skip
+_TEMPLATES.filters |= {
+    "age": age_words, "clock": clock_of, "counted": count_of, "filled": _filled, "number": "{:,}".format,
+    "plain": plain_of, "rate": rate_of, "size": bytes_of,
+}  # fmt: skip
+_TEMPLATES.globals |= {
+    "MARKS": MARKS, "METER_HEIGHT": METER_HEIGHT, "METER_WIDTH": METER_WIDTH, "OM_LOG": OM_LOG, "Tone": Tone,
+    "partition_words": partition_words,
+}  # fmt: skip

@@ -15,8 +15,8 @@ from typing import Any
 
 from aiohttp import web
 
-from replicated_db.shell.web.http_guard import CALLER
 from schemas.security.certificates import ADMINISTRATORS, PeerIdentity
+from transport.web.http_guard import CALLER
 
 COOKIE = "__Host-stratolog-dashboard"
 KEY_HEADER = "X-Stratolog-Key"

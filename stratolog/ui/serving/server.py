@@ -25,9 +25,6 @@ from typing import Any
 
 from aiohttp import web
 
-from replicated_db.shell.web.bounded_server import BoundedRunner
-from replicated_db.shell.web.http_guard import HttpGuard
-from replicated_db.shell.web.web_site import WebSite
 from schemas.privilege import ClusterSecret
 from stratolog.drills.kit import registry
 from stratolog.errors import Unavailable, UserError
@@ -36,13 +33,16 @@ from stratolog.ui.core.judged_tail import ChainMark
 from stratolog.ui.core.replica_grid import details_of
 from stratolog.ui.core.verdict_book import JudgedReplica
 from stratolog.ui.rendering.dialogs import drills_panel, keys_fragment, log_fragment, replica_dialog, sizes_dialog
-from stratolog.ui.rendering.markup import Content, Markup, element, joined, quiet
+from stratolog.ui.rendering.markup import rendered
 from stratolog.ui.rendering.panels import panels_of
 from stratolog.ui.serving.drill_runs import ABOUT_A_SHARD, STARTABLE, DrillRuns
 from stratolog.ui.serving.login import LOGIN, DashboardLogin
 from stratolog.ui.serving.operator_key import new_number, secret_of_key
 from stratolog.ui.watching import questions
 from stratolog.ui.watching.watch import ClusterWatch
+from transport.web.http_guard import HttpGuard
+from transport.web.http_server import HttpServer
+from transport.web.listening import CannotListen, listen
 
 TICK_S = 1.0
 MAX_VIEWERS = 32
@@ -54,6 +54,8 @@ MAX_BODY_BYTES = 1024
 """No call has a body."""
 SEND_TIMEOUT_S = 10.0
 """A page that takes nothing for so long is let go."""
+END_TIMEOUT_S = 2.0
+"""How long answers under way may take when the dashboard ends."""
 ASSETS = {"dashboard.css": "text/css", "dashboard.js": "text/javascript", "login.js": "text/javascript"}
 HEADERS = {
     "Content-Security-Policy": (
@@ -77,7 +79,7 @@ class DashboardServer:
         judge = None if self.key is None else secret_of_key(self.key)
         self.tls = watch.settings.tls()
         self._guard = HttpGuard(judge, watch.settings.own_hosts(), re.compile(re.escape(LOGIN)) if self.tls else None)
-        self._login = DashboardLogin(self.key, _asset_text("login.html"))
+        self._login = DashboardLogin(self.key, rendered("login.html"))
         self._pool = ThreadPoolExecutor(max_workers=MAX_QUESTIONS, thread_name_prefix="ui-question")
         self._viewers = 0
         self._panels: dict[str, str] = {}
@@ -109,15 +111,11 @@ class DashboardServer:
     # -- the page ------------------------------------------------------------------------------------------------------
 
     async def _page(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002 - aiohttp's signature
-        drills = [_option(name) for name in STARTABLE]
-        shards = [element("option", str(shard), value=shard) for shard in range(self._watch.settings.shards)]
-        text = _asset_text("page.html")
-        values: Mapping[str, Content] = {
-            "drills": drills, "shards": shards, "cluster": self._watch.settings.cluster,
-        }  # fmt: skip
-        for place, value in values.items():
-            text = text.replace(f"<!--{place}-->", joined(value))
-        return web.Response(text=text, content_type="text/html")
+        settings = self._watch.settings
+        drills = [registry.find(name) for name in STARTABLE]
+        return _html(rendered(
+            "page.html", cluster=settings.cluster, shards=settings.shards, drills=drills, about_a_shard=ABOUT_A_SHARD
+        ))  # fmt: skip
 
     async def _asset(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
@@ -179,7 +177,7 @@ class DashboardServer:
         query = request.query
         replica = JudgedReplica(query.get("log", ""), _number_in(query, "shard"), query.get("node", ""))
         details = details_of(self._watch.observed(), replica)
-        return _html(quiet("Nobody knows such a replica.") if details is None else replica_dialog(details))
+        return _html(replica_dialog(details))
 
     async def _keys(self, request: web.Request) -> web.StreamResponse:
         query, settings = request.query, self._watch.settings
@@ -235,20 +233,12 @@ def _shard_in(query: Mapping[str, str], shards: int) -> int:
     return shard
 
 
-def _option(name: str) -> Markup:
-    drill = registry.find(name)
-    return element(
-        "option", name, value=name, data_does=drill.does, data_touches=drill.touches, data_needs=drill.needs or None,
-        data_shard=name in ABOUT_A_SHARD,
-    )  # fmt: skip
-
-
 def _asset_text(name: str) -> str:
     return (resources.files("stratolog.ui") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _html(markup: Markup) -> web.Response:
-    return web.Response(text=markup, content_type="text/html")
+def _html(text: str) -> web.Response:
+    return web.Response(text=text, content_type="text/html")
 
 
 @web.middleware
@@ -273,16 +263,14 @@ async def serve(server: DashboardServer, host: str, port: int, ready: Callable[[
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    runner = BoundedRunner(server.app(), shutdown_timeout=2.0)
-    await runner.setup()
+    context = None if server.tls is None else server.tls.server(needs_certificate=False)
+    web_server = HttpServer(server.app(), tls=context, end_timeout_s=END_TIMEOUT_S)
     try:
-        context = None if server.tls is None else server.tls.server(needs_certificate=False)
-        await WebSite(runner, (host, port), context).start()
-    except OSError as error:
-        await runner.cleanup()
-        raise Unavailable(f"the dashboard cannot listen at {host}:{port}: {error.strerror}") from error
+        await web_server.start(listen(host, port, "the dashboard"))
+    except CannotListen as error:
+        raise Unavailable(str(error)) from error
     ready()
     try:
         await ended.wait()
     finally:
-        await runner.cleanup()
+        await web_server.close()

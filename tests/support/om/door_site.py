@@ -21,13 +21,15 @@ from om_processors.intake.gateway import Gateway, Received
 from om_processors.serving.consistency import LINEARIZABLE, SESSION, NotReadable
 from replicated_db.core.leading.leader import Proposal, Reply
 from replicated_db.shell.system import SystemClock
-from replicated_db.shell.web.bounded_server import BoundedRunner
-from replicated_db.shell.web.http_guard import HttpGuard
 from schemas.codecs.codec import encode
 from schemas.records.messages import CommitKey, CreateBucket, CreateKey, CreateVolume, Rejected, Request, Response
 from tests.support.local.secret import SECRET
 from tests.support.om.dict_transaction import DictTables
 from tests.support.om.om_world import World
+from transport.web.bounded_server import BoundedServer
+from transport.web.http_guard import HttpGuard
+from transport.web.http_server import HttpServer
+from transport.web.listening import listen, port_of
 
 JOIN_S = 30.0
 
@@ -124,12 +126,16 @@ class DoorSite:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
-        self._runner: Any = None
         self.port = self.do(self._start())
 
     def hurry(self) -> None:
         """A lookup waits for the index of its session."""
         self.hurried += 1
+
+    @property
+    def server(self) -> BoundedServer:
+        """The server of the HTTP connections."""
+        return self._server.bounded
 
     @property
     def address(self) -> str:
@@ -145,12 +151,10 @@ class DoorSite:
             guards.append(ReaderGuard(SECRET, self.identities, HttpGuard(SECRET, signed=True)).middleware())
         app = web.Application(middlewares=guards)
         self.door.attach(app)
-        self._runner = BoundedRunner(app)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        server: Any = site._server
-        return int(server.sockets[0].getsockname()[1])
+        self._server = HttpServer(app)
+        listening = listen("127.0.0.1", 0)
+        await self._server.start(listening)
+        return port_of(listening)
 
     def lead(self, term: int = 1, address: str = "") -> AnsweringLeader:
         """Lead from now on."""
@@ -174,7 +178,7 @@ class DoorSite:
     def close(self) -> None:
         async def end() -> None:
             self.door.close()
-            await self._runner.cleanup()
+            await self._server.close()
 
         with suppress(TimeoutError):
             self.do(end())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -22,11 +21,14 @@ from replicated_db.shell.bootstrap.peer_calls import PeerCalls
 from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
 from replicated_db.shell.bootstrap.transfer_pages import TransferPages
 from replicated_db.shell.rocks import RocksStore
-from replicated_db.shell.web.http_guard import HttpGuard
 from schemas.codecs.codec import encode
 from schemas.records.log import Checkpoint, LeaderClaim, LogRecord
 from tests.support.local.secret import SECRET
 from tests.support.replicated.kit import CLUSTER, FAMILIES, NODES, NONCE, START_MS, batch, genesis, put, result
+from transport.web.http_guard import HttpGuard
+from transport.web.http_server import HttpServer
+from transport.web.listening import listen, port_of
+from transport.web.threaded_server import ThreadedServer
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Twist = Callable[[web.Request, Answer], Awaitable[web.StreamResponse]]
@@ -160,26 +162,15 @@ class _Server:
         middlewares = [HttpGuard(SECRET).middleware()]
         if twist is not None:
             middlewares.append(_twisting(twist))
-        self._app = web.Application(middlewares=middlewares)
+        app = web.Application(middlewares=middlewares)
         self._pages = TransferPages(desk)
-        self._pages.attach(self._app)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._runner = web.AppRunner(self._app, shutdown_timeout=0.1)
-        self.port = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
-
-    async def _start(self) -> int:
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        addresses: Any = self._runner.addresses
-        return int(addresses[0][1])
+        self._pages.attach(app)
+        listening = listen("127.0.0.1", 0)
+        self.port = port_of(listening)
+        self._server = ThreadedServer(HttpServer(app, end_timeout_s=0.1), "transfers").start(listening)
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+        self._server.close()
         self._pages.close()
 
 

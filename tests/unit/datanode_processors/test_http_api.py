@@ -11,7 +11,6 @@ from typing import Any
 import faust
 import httpx
 import pytest
-from aiohttp import web
 
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
@@ -30,6 +29,8 @@ from schemas.codecs.block_rows import encode_block_row
 from schemas.column_families import BLOCK_TABLE
 from schemas.sharding import MAX_PIPELINES
 from tests.support.datanodes.block_nodes import BLOCK, CELL, CONTAINER, DATA, KEY, Node, row_of
+from transport.web.http_server import HttpServer
+from transport.web.listening import listen, port_of
 
 SHARD = 9
 
@@ -44,7 +45,6 @@ class Site:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._runner: Any = None
         self.port = asyncio.run_coroutine_threadsafe(self._start(folder), self._loop).result(30)
 
     async def _start(self, folder: Path) -> int:
@@ -67,10 +67,9 @@ class Site:
         app.finalize()
         app.web.init_server()
         site: Any = app.web  # the driver for aiohttp
-        self._runner = web.AppRunner(site.web_app)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return int(self._runner.addresses[0][1])
+        self._server, listening = HttpServer(site.web_app), listen("127.0.0.1", 0)
+        await self._server.start(listening)
+        return port_of(listening)
 
     def _prepare(self) -> dict[str, Any]:
         if self.preparing is not None:
@@ -81,7 +80,7 @@ class Site:
         return httpx.request(method, f"http://127.0.0.1:{self.port}{path}", timeout=30, trust_env=False)
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(30)
+        asyncio.run_coroutine_threadsafe(self._server.close(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(30)
         self._pages.close()

@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from schemas.records.messages import Verdict
@@ -18,6 +17,7 @@ from spark_streaming.jobs import metrics_server
 from spark_streaming.jobs.audit_metrics import FAMILIES, AuditMetrics, places
 from spark_streaming.jobs.metrics_server import MetricsServer
 from transport.topics.core.latest_verdicts import MAX_SUBJECTS
+from transport.web import bounded_server
 
 PROGRESS: dict[str, Any] = {
     "id": "id-1", "runId": "run-1", "name": "audit", "batchId": 7, "numInputRows": 30,
@@ -49,7 +49,7 @@ def samples_of(text: str) -> Samples:
 
 
 def read(metrics: AuditMetrics) -> Samples:
-    return samples_of(generate_latest(metrics.registry()).decode())
+    return samples_of(metrics.shown().text())
 
 
 def test_a_progress_becomes_figures() -> None:
@@ -124,7 +124,7 @@ def test_every_metric_has_the_labels_of_the_table() -> None:
     metrics.on_verdicts([EQUAL])
     found = {
         sample.name: set(sample.labels)
-        for one in text_string_to_metric_families(generate_latest(metrics.registry()).decode())
+        for one in text_string_to_metric_families(metrics.shown().text())
         for sample in one.samples
         if sample.name.startswith("stratolog_")
     }
@@ -136,11 +136,11 @@ def test_every_metric_has_the_labels_of_the_table() -> None:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetricsServer]:
-    monkeypatch.setattr(metrics_server._Handler, "timeout", 0.5)
+    monkeypatch.setattr(bounded_server, "FIRST_REQUEST_S", 0.5)
     monkeypatch.setattr(metrics_server, "MAX_PEERS", 2)
     metrics = AuditMetrics()
     metrics.on_active("audit", active=True)
-    made = MetricsServer("127.0.0.1", 0, metrics.registry())
+    made = MetricsServer("127.0.0.1", 0, metrics.shown())
     yield made
     made.close()
 
@@ -162,15 +162,16 @@ def test_silent_peers_are_closed_and_the_others_are_served(server: MetricsServer
         time.sleep(0.1)
         with socket.create_connection((host, int(port))) as third:
             third.settimeout(5)
-            assert third.recv(1) == b"", "there is room for two"
+            third.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert third.recv(1000).startswith(b"HTTP/1.1 503 "), "there is room for two"
         for one in (first, second):
             one.settimeout(5)
-            assert one.recv(1000) == b""
+            assert one.recv(1000).startswith(b"HTTP/1.1 408 ")
     assert ask(server).status_code == 200
 
 
 def test_a_peer_that_asks_a_byte_at_a_time_is_closed(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "DEADLINE_S", 0.3)
+    monkeypatch.setattr(bounded_server, "FIRST_REQUEST_S", 0.3)
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port))) as slow:
         with pytest.raises(OSError):  # noqa: PT012 - it ends at one of these bytes
@@ -186,6 +187,7 @@ def test_bytes_that_are_no_request_end_nothing(server: MetricsServer, capfd: pyt
         b"\0" * 100_000,
         b"GET " + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n",
         b"POST /metrics HTTP/1.1\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 10_000 + b"\r\n",
         b"",
     ):
         with socket.create_connection((host, int(port))) as peer:
@@ -197,14 +199,21 @@ def test_bytes_that_are_no_request_end_nothing(server: MetricsServer, capfd: pyt
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_pages_of_other_origins_and_calls_that_change_something_are_refused(server: MetricsServer) -> None:
+    url = f"http://{server.address}/metrics"
+    assert httpx.get(url, headers={"Host": "any.name:1"}, trust_env=False).status_code == 200
+    assert httpx.get(url, headers={"Origin": "http://evil.example"}, trust_env=False).status_code == 403
+    assert httpx.post(url, trust_env=False).status_code == 403
+
+
 def test_an_address_that_is_taken_is_named(server: MetricsServer) -> None:
     port = int(server.address.rpartition(":")[2])
-    with pytest.raises(OSError, match=f"the metrics cannot be served at 127.0.0.1:{port}: "):
-        MetricsServer("127.0.0.1", port, AuditMetrics().registry())
+    with pytest.raises(OSError, match=f"the server of the audit's metrics cannot listen on 127.0.0.1:{port}: "):
+        MetricsServer("127.0.0.1", port, AuditMetrics().shown())
 
 
 def test_after_close_the_port_is_free() -> None:
-    first = MetricsServer("127.0.0.1", 0, AuditMetrics().registry())
+    first = MetricsServer("127.0.0.1", 0, AuditMetrics().shown())
     port = int(first.address.rpartition(":")[2])
     first.close()
-    MetricsServer("127.0.0.1", port, AuditMetrics().registry()).close()
+    MetricsServer("127.0.0.1", port, AuditMetrics().shown()).close()

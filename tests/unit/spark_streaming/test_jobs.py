@@ -560,7 +560,9 @@ def test_a_sleeping_audit_is_started_again_by_news_or_a_wake_up_and_ended_by_a_s
     audit_stream.await_news(config, due, job, metrics, lambda: False)
     audit_stream.await_news(config, asleep, job, metrics, lambda: True)
     assert len(seen) == 3
-    pulse = metrics.registry().get_sample_value("stratolog_audit_progress_timestamp_seconds", {"query": QUERY_NAME})
+    pulse = metrics.shown().registry.get_sample_value(
+        "stratolog_audit_progress_timestamp_seconds", {"query": QUERY_NAME}
+    )
     assert pulse == pytest.approx(time.time(), abs=60.0), "a sleeping audit shows that it lives"
     assert due.due(time.monotonic()), "the queries that are started now are still to be woken"
 
@@ -599,7 +601,7 @@ def test_each_progress_counts_once_and_one_without_rows_says_that_the_query_wait
     for one in reader.new():
         metrics.on_progress(QUERY_NAME, one)
     assert list(reader.new()) == []
-    registry = metrics.registry()
+    registry = metrics.shown().registry
     found = [
         registry.get_sample_value(f"stratolog_audit_{name}", {"query": QUERY_NAME})
         for name in ("batches_total", "rows_total", "batch_id")
@@ -612,7 +614,7 @@ def test_the_metrics_say_whether_the_query_runs(path: Path):
     seen: list[float | None] = []
 
     def active() -> float | None:
-        return metrics.registry().get_sample_value("stratolog_audit_query_active", {"query": QUERY_NAME})
+        return metrics.shown().registry.get_sample_value("stratolog_audit_query_active", {"query": QUERY_NAME})
 
     def is_asked_to_stop() -> bool:
         seen.append(active())

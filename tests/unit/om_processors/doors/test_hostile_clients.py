@@ -7,12 +7,10 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
 from om_processors.doors import direct_door, door_connection, door_lookups
-from replicated_db.shell.web import bounded_server
 from schemas.codecs.codec import decode_as, encode
 from schemas.door.frames import DOOR_LIMITS, HEADER_BYTES, MAX_READ_KEYS, DoorKind, door_frame
 from schemas.records.door import DoorRead, DoorRows
@@ -21,6 +19,7 @@ from tests.support.local.waiting import eventually
 from tests.support.om.door_site import DoorSite
 from tests.support.om.om_world import request_of
 from tests.support.om.raw_door import HELLO, UPGRADING, DoorClosed, RawDoor
+from transport.web import bounded_server
 
 WAIT_S = 30.0
 REQUEST = encode(request_of(CreateVolume(volume="v")))
@@ -246,7 +245,7 @@ def crowd(site: DoorSite, count: int) -> list[socket.socket]:
 def test_silence_keeps_nobody_out(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bounded_server, "IDLE_GRACE_S", 0.0)
     site.lead()
-    server: Any = site._runner.server
+    server = site.server
     server.most = 10
     silent = crowd(site, 60)
     eventually(lambda: server.displaced + server.refused + len(server._idle) == 60)
@@ -264,7 +263,7 @@ def test_silence_keeps_nobody_out(site: DoorSite, monkeypatch: pytest.MonkeyPatc
 
 def test_beyond_the_limit_connections_that_cannot_make_room_are_told(site: DoorSite):
     site.lead()
-    server: Any = site._runner.server
+    server = site.server
     server.most = 3
     doors = [RawDoor(site.address) for _ in range(3)]
     for _ in range(40):
@@ -283,7 +282,7 @@ def test_beyond_the_limit_connections_that_cannot_make_room_are_told(site: DoorS
 def test_refusals_themselves_are_bounded(site: DoorSite, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bounded_server, "MAX_REFUSED", 5)
     monkeypatch.setattr(bounded_server, "REFUSAL_S", 0.3)
-    server: Any = site._runner.server
+    server = site.server
     server.most = 0
     waiting = crowd(site, 30)
     eventually(lambda: server.refused == 30)

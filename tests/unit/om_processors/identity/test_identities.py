@@ -14,7 +14,6 @@ from om_processors.intake.gateway import Gateway, Received
 from om_processors.namespace.access import Caller
 from om_processors.serving.snapshot_diff_api import OPEN_POSTS
 from replicated_db.core.leading.leader import Proposal, Reply
-from replicated_db.shell.web.http_guard import HttpGuard
 from schemas.access.credentials import (
     AUDITOR,
     Credentials,
@@ -44,6 +43,7 @@ from schemas.security.certificates import ADMINISTRATORS, READERS, PeerIdentity,
 from schemas.topics import MAX_REQUEST_BYTES
 from tests.support.local.secret import SECRET
 from tests.support.om.late_world import LateWorld
+from transport.web.http_guard import HttpGuard
 
 BODY = CreateVolume(volume="vol1")
 OTHER = ClusterSecret(b"the secret of some other cluster, or none")

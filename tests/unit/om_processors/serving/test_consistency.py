@@ -19,6 +19,8 @@ from replicated_db.shell.read_index import NotLeading
 from schemas.privilege import AUTHORIZATION
 from stratolog.local.ports import free_ports
 from tests.support.local.secret import SECRET
+from transport.web.http_server import HttpServer
+from transport.web.listening import listen
 
 HASH = bytes(range(32))
 
@@ -176,14 +178,13 @@ def ask_another(case: Case, answer: Callable[[web.Request], Awaitable[web.Respon
     async def run() -> None:
         app = web.Application()
         app.router.add_post("/v1/shards/0/read-index", answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
+        server = HttpServer(app)
+        await server.start(listen("127.0.0.1", port))
         try:
             await case.consistency.ready(0, LINEARIZABLE, {})
         finally:
             await case.consistency.close()
-            await runner.cleanup()
+            await server.close()
 
     asyncio.run(run())
 

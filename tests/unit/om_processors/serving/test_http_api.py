@@ -18,7 +18,6 @@ from om_processors.serving.leadership_api import LeadershipApi
 from om_processors.serving.node_status import NodeStatus
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.follower import make_app
-from replicated_db.shell.web.http_guard import HttpGuard
 from replicated_db.shell.web.scan_threads import ScansBusy
 from schemas.records.messages import CommitKey, CreateBucket, CreateKey, CreateVolume
 from schemas.sharding import shard_of
@@ -27,6 +26,7 @@ from tests.support.local.secret import SECRET
 from tests.support.om.dict_transaction import DictTables
 from tests.support.om.fleets import TIMEOUT_MS, SmallCluster, container
 from tests.support.om.om_world import World
+from transport.web.http_guard import HttpGuard
 
 SHARDS = 2
 LARGE = [f"large{number}" for number in range(5)]

@@ -20,11 +20,11 @@ from om_processors.serving.request_metrics import (
 )
 from om_processors.serving.write_audit import FILE_NAME, WriteAudit
 from replicated_db.core.leading.leader import Effective, Proposal, Reply
-from replicated_db.shell.web.metrics import Metrics
 from schemas.codecs.codec import encode
 from schemas.records.log import Batch, Result, Tick
 from schemas.records.messages import CreateKey, Request, Response
 from schemas.result_codes import OK, QUOTA_EXCEEDED
+from transport.web.metrics import Metrics
 
 CLIENT = bytes(range(16))
 NOW_MS = 1_750_000_000_000

@@ -16,9 +16,9 @@ from om_processors.serving.snapshot_diff_api import OPEN_POSTS, _copy
 from om_processors.snapdiff.diff_jobs import MAX_DIFF_JOBS
 from replicated_db.core.tables.memory import MemoryStore
 from replicated_db.shell.rocks import RocksReader
-from replicated_db.shell.web.http_guard import HttpGuard
 from schemas.records.messages import RenameSnapshot
 from tests.support.om.diff_node import ENTRIES, DiffNode
+from transport.web.http_guard import HttpGuard
 
 
 @pytest.fixture

@@ -22,12 +22,12 @@ from producers.reads.reads import Reads
 from producers.reads.snapshot_diffs import SnapshotDiffProgress
 from producers.requests.engine import RequestEngine, RequestSettings
 from replicated_db.shell.follower import make_app
-from replicated_db.shell.web.http_guard import HttpGuard
 from stratolog.cli import build_app
 from stratolog.local.ports import free_ports
 from tests.support.local.secret import SECRET
 from tests.support.om.diff_node import ENTRIES, DiffNode
 from tests.support.sdk.memory import MemoryCluster, MemoryConnection, client_to
+from transport.web.http_guard import HttpGuard
 
 PLACE = ("vol1", "bucket1")
 FOUND = [(one["kind"], one["key"], one.get("to_key")) for one in ENTRIES]

@@ -12,18 +12,16 @@ from urllib.parse import quote
 import faust
 import httpx
 import pytest
-from aiohttp import web
 
 from om_processors.namespace.names import MAX_KEY_NAME_BYTES
 from replicated_db.core.execution.transaction import MAX_KEY_BYTES
 from replicated_db.shell.follower import make_app
-from replicated_db.shell.web.bounded_server import BoundedRunner
 from replicated_db.shell.web.node_web import MAX_LINE_BYTES
-from replicated_db.shell.web.web_site import WebSite
 from schemas.security.certificates import AN_OM, Role
 from schemas.security.tls import ProcessTls
 from stratolog.local.ports import free_ports
 from tests.support.security.certified import Certified
+from transport.web.listening import CannotListen
 
 LONGEST = "\U0001f5dd" * (MAX_KEY_NAME_BYTES // 4)
 """The longest legal key of characters that are all escaped."""
@@ -105,28 +103,8 @@ def test_it_answers_on_the_sockets_that_listen_already_and_on_no_other(tmp_path:
 
 
 @pytest.mark.parametrize("is_secure", [False, True])
-def test_a_site_says_where_it_listens(tmp_path: Path, is_secure: bool):
-    """aiohttp shows it in errors and logs."""
-    tls = Certified(tmp_path / "authority").tls("om1", Role.OM).server(needs_certificate=False) if is_secure else None
-    scheme = "https" if is_secure else "http"
-
-    async def names() -> list[str]:
-        runner = BoundedRunner(web.Application())
-        await runner.setup()
-        with socket.create_server(("127.0.0.1", 0)) as one:
-            expected.append(f"{scheme}://127.0.0.1:{one.getsockname()[1]}")
-            found = [WebSite(runner, ("127.0.0.1", 7), tls).name, WebSite(runner, one, tls).name]
-        await runner.cleanup()
-        return found
-
-    expected = [f"{scheme}://127.0.0.1:7"]
-    assert asyncio.run(names()) == expected
-
-
-def test_a_site_of_a_runner_that_was_not_set_up_does_not_start():
-    async def start() -> None:
-        runner = BoundedRunner(web.Application())
-        await WebSite(runner, ("127.0.0.1", 0), None).start()
-
-    with pytest.raises(RuntimeError):
-        asyncio.run(start())
+def test_an_address_that_is_taken_is_named(tmp_path: Path, port: int, is_secure: bool):
+    tls = Certified(tmp_path / "authority").tls("om1", Role.OM) if is_secure else None
+    with socket.create_server(("127.0.0.1", port)):
+        with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+            asyncio.run(answers(app_at(port, tmp_path, tls), port))

@@ -20,16 +20,16 @@ from replicated_db.core.bootstrap.peer_choice import ServingPeer
 from replicated_db.shell.bootstrap import bootstrap as bootstrap_module
 from replicated_db.shell.bootstrap.bootstrap import installed_of
 from replicated_db.shell.bootstrap.opening import BootstrapPolicy, open_replica
-from replicated_db.shell.bootstrap.opening_web import MAX_SHOWN_CHARACTERS, CannotListen, OpeningWeb
+from replicated_db.shell.bootstrap.opening_web import MAX_SHOWN_CHARACTERS, AddressRefused, OpeningWeb
 from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
 from replicated_db.shell.bootstrap.transfer_pages import TransferPages
 from replicated_db.shell.follower import make_app
 from replicated_db.shell.rocks import RocksStore
-from replicated_db.shell.web.http_guard import HttpGuard
 from stratolog.local.ports import free_ports
 from tests.support.local.secret import SECRET
 from tests.support.replicated.kit import CLUSTER, FAMILIES
 from tests.support.replicated.transfers import Log
+from transport.web.http_guard import HttpGuard
 
 WAIT_S = 60.0
 ROWS = 200
@@ -164,7 +164,7 @@ def test_an_address_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         opening = Opening(tmp_path, "n1", port, {})
-        with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}"):
+        with pytest.raises(AddressRefused, match=f"cannot listen on 127.0.0.1:{port}"):
             opening.web.start()
     with pytest.raises(RuntimeError, match="was not started"):
         opening.web.hand_over()

@@ -16,8 +16,10 @@ from replicated_db.core.trimming.places import MemberPlace
 from replicated_db.core.trimming.trim_rule import RuleFinding, TrimDecision, TrimWish
 from replicated_db.shell.trimming.log_trimming import BaseAnswer
 from replicated_db.shell.trimming.trim_pages import TrimPages
-from replicated_db.shell.web.http_guard import HttpGuard
 from tests.support.local.secret import SECRET
+from transport.web.http_guard import HttpGuard
+from transport.web.http_server import HttpServer
+from transport.web.listening import listen, port_of
 
 FINDING = RuleFinding(rule="members", allows=7, why="n2 is the slowest")
 PLACE = MemberPlace(
@@ -73,15 +75,14 @@ def ask(trimming: Any, *targets: str, auth: Any = SECRET.sign) -> list[httpx.Res
         app = web.Application(middlewares=[HttpGuard(SECRET).middleware()])
         pages = TrimPages(trimming, fatal.append)
         pages.attach(app)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        port = runner.addresses[0][1]
+        server, listening = HttpServer(app, end_timeout_s=0.1), listen("127.0.0.1", 0)
+        port = port_of(listening)
+        await server.start(listening)
         try:
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
                 return [await http.post(f"/v1/shards/{target}", auth=auth) for target in targets]
         finally:
-            await runner.cleanup()
+            await server.close()
             pages.close()
 
     answers = asyncio.run(run())

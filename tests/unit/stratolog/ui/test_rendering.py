@@ -6,6 +6,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from jinja2 import UndefinedError
 
 from replicated_db.core.ports import Entry
 from schemas.column_families import DELETED_TABLE, OPEN_KEY_TABLE
@@ -26,12 +27,13 @@ from stratolog.ui.rendering.dialogs import (
     replica_dialog,
     sizes_dialog,
 )
-from stratolog.ui.rendering.markup import MAX_TEXT_CHARACTERS, Markup, element, joined
-from stratolog.ui.rendering.panels import clock_of, panels_of
+from stratolog.ui.rendering.markup import rendered
+from stratolog.ui.rendering.panels import panels_of
+from stratolog.ui.rendering.texts import MAX_TEXT_CHARACTERS, clock_of
 from tests.support.logs.logbuilder import LogBuilder
 from tests.support.ui.observations import NOW_MS, bucket, datanode, seen, status, verdict, view, window
 
-EVIL = "<script>alert(1)</script>\" onload='x' \x1b[31m\u202e&"
+EVIL = "<script>alert(1)</script>\" onload='x' \x1b[31m\u202e& {{ 7 * 7 }} {% include 'page.html' %} {# x #}"
 
 
 class Elements(HTMLParser):
@@ -55,10 +57,10 @@ class Elements(HTMLParser):
         return {name for name, _ in self.found}
 
 
-def harmless(html: str) -> Elements:
-    """Read HTML that may hold EVIL, and see that it became text alone."""
+def harmless(html: str, scripts: int = 0) -> Elements:
+    """Read HTML that may hold EVIL, and see that it became text alone; the page has a script of its own."""
     elements = Elements(html)
-    assert "script" not in elements.names()
+    assert [name for name, _ in elements.found].count("script") == scripts
     assert not [name for _, attributes in elements.found for name in attributes if name.startswith("on")]
     assert not [name for _, attributes in elements.found for name in attributes if name == "style"]
     assert "\x1b" not in html
@@ -79,10 +81,17 @@ def test_whatever_strangers_have_written_is_text() -> None:
     panels = panels_of(board_of(known))
     for html in panels.values():
         harmless(html)
-    assert "<script>alert(1)</script>" in harmless(panels["timeline"]).text
+    shown_evil = EVIL.replace("\x1b", r"\x1b").replace("\u202e", r"\u202e")
+    for name in ("grid", "traffic", "timeline", "datanodes", "namespace"):
+        assert shown_evil in harmless(panels[name]).text, name
     details = details_of(known, JudgedReplica("om.log", 0, EVIL))
     assert details is not None
-    harmless(replica_dialog(details))
+    assert shown_evil in harmless(replica_dialog(details)).text
+    page = harmless(rendered("page.html", cluster=EVIL, shards=2, drills=[], about_a_shard=()), scripts=1)
+    assert shown_evil in page.text
+    for start in ('quoted">', "quoted'>", "a=b ", "`"):
+        cells = [attributes for _, attributes in Elements(panels_of(board_of(seen(nodes={start: None})))["grid"]).found]
+        assert f"cell-om.log-0-{start}" in [one.get("id") for one in cells]
 
 
 def test_every_panel_has_its_place_on_the_page() -> None:
@@ -95,11 +104,18 @@ def test_every_panel_has_its_place_on_the_page() -> None:
     assert "all 6 replicas stand at the newest index of their partition" in Elements(panels["lag"]).text
 
 
-def test_texts_are_cut_and_attributes_left_out() -> None:
-    html = element("p", "x" * (MAX_TEXT_CHARACTERS + 5), class_=None, hidden=True, data_a='"')
-    assert html.startswith('<p hidden data-a="&quot;">')
-    assert html.count("x") == MAX_TEXT_CHARACTERS
-    assert joined([Markup("<b>"), "<b>", None, 3]) == "<b>&lt;b&gt;3"
+def test_texts_are_cut_in_elements_and_in_attributes() -> None:
+    long = "x" * (MAX_TEXT_CHARACTERS + 5)
+    events = [TimelineEvent(1, "here", long, Tone.BAD)]
+    panels = panels_of(board_of(seen(events=events, buckets=[bucket(long, 5)])))
+    assert panels["timeline"].count("x") == MAX_TEXT_CHARACTERS
+    buttons = [attributes for name, attributes in Elements(panels["namespace"]).found if name == "button"]
+    assert [(one["id"] or "").count("x") for one in buttons] == [MAX_TEXT_CHARACTERS - len("v/")]
+
+
+def test_a_name_that_a_template_does_not_get_is_an_error() -> None:
+    with pytest.raises(UndefinedError, match="'sentence' is undefined"):
+        rendered("sentence.html")
 
 
 @pytest.mark.parametrize("at_ms", [-(2**62), 2**62, 0])

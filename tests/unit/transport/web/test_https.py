@@ -6,12 +6,10 @@ import asyncio
 import re
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -25,43 +23,39 @@ from producers.errors import InvalidArgument, NotConnected
 from producers.reads.node_addresses import NodeAddresses
 from producers.reads.reads import Reads
 from replicated_db.shell.trimming.member_calls import MemberCalls
-from replicated_db.shell.web import bounded_server, web_site
-from replicated_db.shell.web.bounded_server import BoundedRunner
-from replicated_db.shell.web.http_guard import HttpGuard
-from replicated_db.shell.web.web_site import WebSite
 from schemas.security.certificates import AN_OM, Role
 from schemas.security.tls import ProcessTls, TlsFiles
 from tests.support.local.secret import SECRET
 from tests.support.security.certified import Certified
+from transport.web import bounded_server, http_server
+from transport.web.http_guard import HttpGuard
+from transport.web.http_server import HttpServer
+from transport.web.listening import listen, port_of
+from transport.web.threaded_server import ThreadedServer
 
 DAY_S = 86_400
+PACKAGES = (
+    "schemas", "transport", "replicated_db", "om_processors", "datanode_processors", "producers", "spark_streaming",
+    "stratolog",
+)  # fmt: skip
 
 
 class Server:
     """One HTTP server behind the guard, in TLS or in clear."""
 
-    def __init__(self, tls: ProcessTls | None, most: int = 100, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self.loop = loop or asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self.address = asyncio.run_coroutine_threadsafe(self._start(tls, most), self.loop).result(10)
-
-    async def _start(self, tls: ProcessTls | None, most: int) -> str:
+    def __init__(self, tls: ProcessTls | None, most: int = 100) -> None:
         app = web.Application(middlewares=[HttpGuard(SECRET, secure=tls is not None).middleware()])
         app.router.add_route("*", "/{any:.*}", self._answer)
-        self.runner = BoundedRunner(app, most=most)
-        await self.runner.setup()
         context = None if tls is None else tls.server(needs_certificate=False)
-        site = WebSite(self.runner, ("127.0.0.1", 0), context)
-        await site.start()
-        server: Any = site._server
-        return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        listening = listen("127.0.0.1", 0)
+        self.address = f"127.0.0.1:{port_of(listening)}"
+        self._server = ThreadedServer(HttpServer(app, tls=context, most=most), "web").start(listening)
 
     async def _answer(self, _: web.Request) -> web.Response:
         return web.json_response({"info": {}, "path": "ok"})
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.runner.cleanup(), self.loop).result(10)
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._server.close()
 
 
 @pytest.fixture
@@ -195,10 +189,11 @@ def test_a_silent_peer_does_not_hold_the_server(site: Certified, server: Server)
 def test_silent_handshakers_are_closed_in_time_and_bounded_in_number(
     site: Certified, monkeypatch: pytest.MonkeyPatch, make_loop: Callable[[], asyncio.AbstractEventLoop]
 ):
-    monkeypatch.setattr(web_site, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(asyncio.events, "new_event_loop", make_loop)
+    monkeypatch.setattr(http_server, "HANDSHAKE_S", 1.0)
     monkeypatch.setattr(bounded_server, "HANDSHAKE_S", 1.0)
     monkeypatch.setattr(bounded_server, "MAX_REFUSED", 10)
-    server = Server(site.tls("om1", Role.OM), 20, make_loop())
+    server = Server(site.tls("om1", Role.OM), 20)
     host, _, port = server.address.partition(":")
     before = len(psutil.Process().net_connections("tcp"))
     begun_s = time.monotonic()
@@ -233,12 +228,16 @@ def test_silent_handshakers_are_closed_in_time_and_bounded_in_number(
 
 
 def test_every_listener_of_http_has_the_limit():
-    """A site that is made elsewhere has asyncio's minute, and no bound. Faust's own is for servers in clear."""
+    """A site that is made elsewhere has asyncio's minute, and no bound."""
     root = Path(__file__).parents[4]
-    for package in ("replicated_db", "om_processors", "datanode_processors", "stratolog", "schemas", "producers"):
-        for path in (root / package).rglob("*.py"):
-            made = re.search(r"\b(TCPSite|SockSite|UnixSite|loop\.create_server|AppRunner\()", path.read_text())
-            assert made is None or path.name == "web_site.py", path
+    others = r"\b(TCPSite|SockSite|UnixSite|\.create_server\(\w+, sock|AppRunner|run_app|http\.server|wsgiref|WSGI|start_http_server)"
+    found = {
+        path.name
+        for package in PACKAGES
+        for path in (root / package).rglob("*.py")
+        if re.search(others, path.read_text())
+    }
+    assert found <= {"http_server.py"}
 
 
 def test_a_certificate_is_checked_for_its_host(site: Certified, server: Server):

@@ -11,25 +11,25 @@ import resource
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, cast
 
-import faust
 import pytest
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
-from replicated_db.shell.web import bounded_server, node_web
-from replicated_db.shell.web.bounded_server import (
+from transport.web import bounded_server
+from transport.web.bounded_server import (
     FIRST_REQUEST_S,
+    HANDSHAKE_S,
     IDLE_GRACE_S,
     IDLE_S,
     MAX_WEB_CONNECTIONS,
     NOTE_S,
     REFUSAL_S,
-    BoundedRunner,
     BoundedServer,
     ServerLog,
     raise_descriptors,
 )
-from replicated_db.shell.web.web_site import HANDSHAKE_S, WebSite
+from transport.web.http_server import HttpServer
+from transport.web.listening import listen, port_of
 
 
 def test_what_is_no_http_is_told_by_its_number_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -68,11 +68,9 @@ def test_a_process_takes_the_descriptors_that_it_may_have(limits: tuple[int, int
 def test_half_of_the_descriptors_are_for_connections(limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     _, hard = limits
     resource.setrlimit(resource.RLIMIT_NOFILE, (900, hard))
-    monkeypatch.setattr(bounded_server, "WANTED_DESCRIPTORS", 900)
     for most, expected in ((900, 450), (100_000, MAX_WEB_CONNECTIONS)):
-        monkeypatch.setattr(node_web, "raise_descriptors", lambda most=most: most)
-        web = node_web.NodeWeb(faust.App("test", autodiscover=False))
-        assert web._runner.most == expected
+        monkeypatch.setattr(bounded_server, "raise_descriptors", lambda most=most: most)
+        assert HttpServer(web.Application()).most == expected
 
 
 A_MOMENT_S = 0.05
@@ -99,7 +97,7 @@ class Site:
         app = web.Application()
         app.router.add_get("/quick", self._quick)
         app.router.add_get("/slow", self._slow)
-        self.runner = BoundedRunner(app, most=most)
+        self.http = HttpServer(app, most=most)
         self._clients: list[Client] = []
 
     async def _quick(self, _: web.Request) -> web.Response:
@@ -111,21 +109,18 @@ class Site:
 
     @property
     def server(self) -> BoundedServer:
-        found = self.runner.server
-        assert isinstance(found, BoundedServer)
-        return found
+        return self.http.bounded
 
     async def start(self) -> None:
-        await self.runner.setup()
-        site: Any = WebSite(self.runner, ("127.0.0.1", 0), None)
-        await site.start()
-        self.port = site._server.sockets[0].getsockname()[1]
+        listening = listen("127.0.0.1", 0)
+        self.port = port_of(listening)
+        await self.http.start(listening)
 
     async def close(self) -> None:
         self.works.set()
         for client in self._clients:
             client.transport.close()
-        await self.runner.cleanup()
+        await self.http.close()
 
     async def settle(self) -> None:
         """Let the loop do what is due now."""
@@ -421,5 +416,22 @@ def test_a_line_may_be_as_long_as_the_runner_says() -> None:
     async def story(site: Site) -> None:
         client = await site.connect()
         assert await client.ask(b"GET /quick?x=" + b"y" * 9_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n") == 400
+
+    on_a_site(story)
+
+
+def test_a_server_that_ends_leaves_no_connection_whatever_it_was_told() -> None:
+    async def story(site: Site) -> None:
+        working, idle = await site.connect(), await site.connect()
+        answer = asyncio.ensure_future(working.ask(WORKING))
+        await until(lambda: len(site.server._idle) == 1)
+        refused = await site.connect()
+        site.works.set()
+        await site.http.close()
+        assert await answer == 200
+        for one in (working, idle, refused):
+            await one.rest()
+        with pytest.raises(RuntimeError, match="was not started, or has ended"):
+            _ = site.http.bounded
 
     on_a_site(story)

@@ -17,6 +17,9 @@ made.
 
 5. What is no HTTP is answered with 400, and the log says how many such there were, every NOTE_S. aiohttp would write a
    traceback for each, with the bytes: anybody could fill the disk, and a proof in a header would be in the log.
+
+What a peer does not read is bounded by those who answer at length: the direct door, the dashboard's events. A bound
+and a deadline for all answers have their place here: ``connection_made`` sees every transport, ``_serve`` every answer.
 """
 
 from __future__ import annotations
@@ -36,7 +39,6 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.log import server_logger
 from aiohttp.web_protocol import RequestHandler
 
-from replicated_db.shell.web.web_site import HANDSHAKE_S
 from schemas.result_codes import INVALID_REQUEST, OVERLOADED
 
 MAX_WEB_CONNECTIONS = 2048
@@ -45,6 +47,8 @@ DESCRIPTOR_SHARE = 2
 """Of a process's descriptors at most one in so many is a connection's; the others are for files and for Kafka."""
 WANTED_DESCRIPTORS = 65_536
 """So many descriptors a process asks the system for, if it may have them."""
+HANDSHAKE_S = 10.0
+"""How long a peer may take to agree on TLS."""
 FIRST_REQUEST_S = 10.0
 IDLE_GRACE_S = 1.0
 IDLE_S = 75.0
@@ -65,6 +69,11 @@ def raise_descriptors(wanted: int = WANTED_DESCRIPTORS) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         return most
     return wanted if soft == resource.RLIM_INFINITY else soft
+
+
+def most_connections() -> int:
+    """Return how many connections this process takes: the other descriptors stay for its files and for Kafka."""
+    return min(MAX_WEB_CONNECTIONS, raise_descriptors() // DESCRIPTOR_SHARE)
 
 
 class ServerLog(logging.LoggerAdapter[logging.Logger]):
@@ -183,6 +192,12 @@ class BoundedServer(web.Server):
         self._forget(handler)
         handler.force_close()
 
+    async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - aiohttp's signature
+        """End all connections, those that wait to be refused among them."""
+        for one in tuple(self._refusing):
+            one.end()
+        await super().shutdown(timeout)
+
     async def _serve(self, request: web.BaseRequest) -> Any:
         handler = request.protocol
         self._heard(handler)
@@ -192,25 +207,6 @@ class BoundedServer(web.Server):
         finally:
             if handler in self._open:
                 self._idle[handler] = self._loop.time()
-
-
-class BoundedRunner(web.AppRunner):
-    """Runs an application on a BoundedServer of at most ``most`` connections."""
-
-    def __init__(
-        self, app: web.Application, *, most: int = MAX_WEB_CONNECTIONS, max_line_size: int = 8190, **more: Any
-    ) -> None:  # fmt: skip
-        """``more``: as for aiohttp's runner."""
-        super().__init__(app, access_log=None, max_line_size=max_line_size, **more)
-        self.most = most
-        self._max_line_size = max_line_size
-
-    async def _make_server(self) -> web.Server:
-        made = await super()._make_server()
-        return BoundedServer(
-            made.request_handler, request_factory=made.request_factory, most=self.most, access_log=None,
-            max_line_size=self._max_line_size,
-        )  # fmt: skip
 
 
 class _Refusal(asyncio.Protocol):
@@ -235,6 +231,10 @@ class _Refusal(asyncio.Protocol):
             what = f"{self._most} connections are open here, and no more are taken"
             self._transport.write(_answer(503, OVERLOADED, what))
             self._transport.close()
+
+    def end(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._all.discard(self)

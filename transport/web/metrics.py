@@ -7,8 +7,9 @@ is gone is no longer shown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
+from aiohttp import web
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -37,15 +38,23 @@ class Metrics:
     """Metrics of one process; ``families`` returns the present figures."""
 
     def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_Own(families))
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        GCCollector(registry=self._registry)
+        self.registry = CollectorRegistry()
+        self.registry.register(_Own(families))
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
 
     def text(self) -> str:
         """Return all metrics as text."""
-        return generate_latest(self._registry).decode()
+        return generate_latest(self.registry).decode()
+
+    def page(self) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """Return the handler of ``GET /metrics`` in an application of aiohttp."""
+
+        async def show(_: web.Request) -> web.Response:
+            return web.Response(text=self.text(), headers={"Content-Type": f"{CONTENT_TYPE}; charset=utf-8"})
+
+        return show
 
 
 def family(name: str, kind: str, text: str, samples: Iterable[Sample]) -> Metric:

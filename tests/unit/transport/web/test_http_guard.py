@@ -6,18 +6,19 @@ import asyncio
 import http.client
 import json
 import socket
-import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import aiohttp
 import httpx
 import pytest
 from aiohttp import web
 
-from replicated_db.shell.web.http_guard import HttpGuard
 from schemas.privilege import ClusterSecret
 from tests.support.local.secret import SECRET
+from transport.web.http_guard import HttpGuard
+from transport.web.http_server import HttpServer
+from transport.web.listening import listen, port_of
+from transport.web.threaded_server import ThreadedServer
 
 TARGET = "/v1/shards/0/transfer?node=om2&address=h%3A1"
 
@@ -27,20 +28,11 @@ class Server:
 
     def __init__(self, guard: HttpGuard) -> None:
         self.calls: list[str] = []
-        self._loop = asyncio.new_event_loop()
-        self._app = web.Application(middlewares=[guard.middleware()])
-        self._app.router.add_route("*", "/{any:.*}", self._answer)
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._runner = web.AppRunner(self._app)
-        self.port = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
-
-    async def _start(self) -> int:
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        addresses: Any = self._runner.addresses
-        return int(addresses[0][1])
+        app = web.Application(middlewares=[guard.middleware()])
+        app.router.add_route("*", "/{any:.*}", self._answer)
+        listening = listen("127.0.0.1", 0)
+        self.port = port_of(listening)
+        self._server = ThreadedServer(HttpServer(app), "guarded").start(listening)
 
     async def _answer(self, request: web.Request) -> web.Response:
         self.calls.append(f"{request.method} {request.raw_path}")
@@ -63,10 +55,7 @@ class Server:
         return answer.status, body.get("message", "")
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+        self._server.close()
 
 
 @pytest.fixture(scope="module")

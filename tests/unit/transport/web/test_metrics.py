@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from replicated_db.shell.web.metrics import Metrics, family
+from transport.web.metrics import Metrics, family
 
 
 def read(metrics: Metrics) -> dict[str, list[tuple[dict[str, str], float]]]:
