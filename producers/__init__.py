@@ -8,10 +8,8 @@ package imports only ``schemas``, and installs without Spark, Faust or RocksDB. 
 """
 
 from producers.async_client import AsyncClient
-from producers.blocks.stream_options import (
-    CommitWay,
-    StreamOptions,
-)
+from producers.blocks.core.write_ways import CommitWay
+from producers.blocks.stream_options import StreamOptions
 from producers.client import Client
 from producers.errors import (
     ClientClosed,

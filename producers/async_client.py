@@ -48,6 +48,7 @@ from schemas.privilege import ClusterSecret
 from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, RequestBody, Response
 from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
 from schemas.security.tls import TlsFiles
+from transport.waiting.deadline import Deadline
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -498,14 +499,17 @@ class AsyncClient:
     async def close(self, timeout_ms: int = CLOSE_TIMEOUT_MS) -> list[RequestBody]:
         """As :meth:`producers.Client.close`."""
         arguments.number("timeout_ms", timeout_ms, 0)
+        deadline = Deadline.after_ms(timeout_ms)
         unanswered: list[RequestBody] = []
         if self._files is not None:
             client, workers = self._files
-            await asyncio.to_thread(client.streams.release, client)
+            await asyncio.to_thread(client.streams.release, client, deadline)
             await asyncio.to_thread(client.streams.close)
-            await asyncio.to_thread(workers.shutdown)
+            # A thread that still waits for an answer ends with the calls.
+            ended = asyncio.ensure_future(asyncio.to_thread(workers.shutdown))
+            await asyncio.wait([ended], timeout=deadline.left_s)
         if self._pipeline is not None:
-            unanswered = without_own(await asyncio.to_thread(self._pipeline.close, timeout_ms, is_own))
+            unanswered = without_own(await asyncio.to_thread(self._pipeline.close, deadline, is_own))
         await asyncio.to_thread(self.reads.close)
         return unanswered
 

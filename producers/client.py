@@ -45,6 +45,7 @@ from schemas.privilege import ClusterSecret
 from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, RequestBody, Response
 from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
 from schemas.security.tls import TlsFiles
+from transport.waiting.deadline import Deadline
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -689,9 +690,10 @@ class Client:
         """
         arguments.number("timeout_ms", timeout_ms, 0)
         self.pipeline.check_may_close()
-        self.streams.release(self)
+        deadline = Deadline.after_ms(timeout_ms)
+        self.streams.release(self, deadline)
         # What the client asked for on its own is not waited for any longer, and is nobody's business.
-        unanswered = without_own(self.pipeline.close(timeout_ms, is_own))
+        unanswered = without_own(self.pipeline.close(deadline, is_own))
         self.streams.close()
         self.reads.close()
         return unanswered

@@ -10,9 +10,10 @@ failures. The rules:
    lives and attempts make progress.
 3. Otherwise the block is given up (:class:`BlockFailed`). Its acknowledged bytes are committed through the log if
    possible, its watched bytes stay as a block of their own, and all other bytes are still here to be written elsewhere.
-4. A block of at most ``small_block_bytes`` of which nothing was sent when it ends is written in one exchange
-   (``small_blocks``). If that does not go well it becomes a stream, as if nothing had been tried.
-5. Bytes are kept while the block may stay so small. A flush sends them.
+4. ``core.write_ways`` decides whether the bytes are kept, written in one exchange when the block ends
+   (``small_blocks``), or a stream. If an exchange does not go well the block becomes a stream, as if nothing had been
+   tried.
+5. A flush sends the bytes that are kept.
 6. ``core.stream_recovery`` decides which datanode fails, and whether the block is given up. This module asks its
    questions: the Object Manager is asked where datanodes are now, datanodes are asked whether they are there.
 7. A datanode that other blocks of the client just found silent is left out from the beginning, as one that this block
@@ -36,11 +37,12 @@ from producers.blocks.block_tokens import NO_TOKENS, TokenSource
 from producers.blocks.core.stream_recovery import OF_THE_BLOCK, GiveUp, Probe, RecoveryStep, Resume, StreamRecovery
 from producers.blocks.core.stream_window import StreamWindow
 from producers.blocks.core.topology import nearest_first, spanning_tree
+from producers.blocks.core.write_ways import PATHS_AFTER, BlockWay, KeyMoment, WayLeft, block_way
 from producers.blocks.datanode_connection import PROBE_TIMEOUT_MS
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.datanodes import Datanodes
 from producers.blocks.small_blocks import Follow, SmallBlocks
-from producers.blocks.stream_options import CommitWay, StreamOptions
+from producers.blocks.stream_options import StreamOptions
 from producers.errors import DatanodeError
 from schemas.records.datanode import BlockCommitted, OpenStream
 from schemas.records.packets import CELL_BYTES
@@ -74,7 +76,10 @@ class BlockWriter:
         self._still = still
         self._look_again = look_again
         self._follow = follow
-        self._small = small if options.commit_way != CommitWay.THROUGH_LOG else None
+        self._path = options.path
+        self._small = small
+        self._together = small is not None and self._path.together
+        """Whether the block may be written in one exchange."""
         self._datanodes = datanodes
         self._options = options
         members = random.sample(pipeline.members, len(pipeline.members))
@@ -124,11 +129,8 @@ class BlockWriter:
             return self.window.write(data, keep=keep)
 
     def push(self) -> None:
-        """Send the packets that are ready; return when they are on their way, within the window.
-
-        The bytes of a block that may stay small are kept: rule 5.
-        """
-        if not self._may_stay_small:
+        """Send the packets that are ready, unless they are kept; return when they are on their way, in the window."""
+        if self._way(KeyMoment.WRITTEN) is BlockWay.STREAM:
             self._drive(self._send_all)
 
     def wait_for_room(self) -> None:
@@ -168,21 +170,22 @@ class BlockWriter:
         with self._lock:
             self.window.seal()
         length = self.window.written
-        if self._may_stay_small and self._write_small(length):
-            return
+        if self._way(KeyMoment.CLOSED) is BlockWay.TOGETHER:
+            if self._write_small(length):
+                return
+            self._together = False  # WayLeft.NOT_TOGETHER
         answers: list[BlockCommitted | None] = []
-        self._drive(lambda: self._end(length, answers))
+        self._drive(lambda: answers.append(self._end(length)))
         self._close_stream()
         self._commits.wait()
         if self.window.watched == length:
             return
         self._commits.finish(length, answers[-1])
 
-    @property
-    def _may_stay_small(self) -> bool:
-        """Whether nothing was sent yet, and the block has so few bytes that it can be written in one exchange."""
-        window, limit = self.window, self._options.small_block_bytes
-        return self._small is not None and not window.sent and self._stream is None and 0 < window.written <= limit
+    def _way(self, when: KeyMoment) -> BlockWay:
+        small = 0 < self.window.written <= self._options.small_block_bytes
+        begun = self._stream is not None or self.window.sent > 0
+        return block_way(when, small=small, begun=begun, together=self._together)
 
     def _write_small(self, length: int) -> bool:
         """Write the whole block in one exchange; return False if it has to be a stream."""
@@ -258,7 +261,7 @@ class BlockWriter:
         # The datanode that failed as primary may do better further down.
         members.sort(key=lambda member: member.datanode == self._recovery.avoided)
         location, pipeline, options = self.location, self.pipeline, self._options
-        if options.commit_way == CommitWay.THROUGH_LOG:
+        if self._path.chunks:
             hinted = [member for member in members if self._recovery.leader_hint in {member.datanode, member.address}]
             # The first of the list leads first; any other would forward each chunk to it.
             avoided = self._recovery.avoided
@@ -340,21 +343,18 @@ class BlockWriter:
         except ValueError as error:
             raise DatanodeError(BAD_FRAME, str(error), datanode=self._recovery.primary) from error
 
-    def _end(self, length: int, answers: list[BlockCommitted | None]) -> None:
+    def _end(self, length: int) -> BlockCommitted | None:
         self._send_all()
-        on_stream = self._options.commit_way == CommitWay.ON_STREAM and self.window.watched < length
         commit = None
-        if on_stream and not answers:
+        if self._path.rides_end and self.window.watched < length:
             with self._lock:
                 commit = self._committer.request(length, self.window.checksums(length))
+            self._path = PATHS_AFTER[WayLeft.END_FAILED]  # it rides once
         elif self._stream is None and self.window.acknowledged == length:
-            answers.append(None)
-            return
-        if commit is not None:
-            # The commit is sent with the end of a stream once; if that fails, it is sent by itself.
-            answers.append(None)
-        answers.append(self._opened().end(length, commit, self._acknowledge))
+            return None
+        answer = self._opened().end(length, commit, self._acknowledge)
         self._acknowledge(length)
+        return answer
 
     # -- failures
 

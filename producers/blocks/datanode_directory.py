@@ -17,6 +17,7 @@ from producers.reads.reads import Reads
 from schemas.records.datanode import Member
 from schemas.result_codes import INTERNAL_ERROR
 from schemas.stream_errors import NO_SUCH_PIPELINE
+from transport.waiting.deadline import Deadline
 
 PATH = "/v1/pipelines"
 CONTAINERS_PATH = "/v1/containers"
@@ -95,17 +96,17 @@ class Directory:
             self._cluster = str(self._reads.get(STATUS_PATH, {}, "stale").get("cluster", ""))
         return self._cluster
 
-    def refresh(self, *, deadline_ms: int | None = None) -> None:
+    def refresh(self, *, deadline: Deadline | None = None) -> None:
         """Ask again, unless the last question is too recent."""
         with self._lock:
             if self._known and time.monotonic() - self._asked_at_s < MIN_REFRESH_MS / 1000:
                 return
-            self._ask(deadline_ms)
+            self._ask(deadline)
 
-    def _ask(self, deadline_ms: int | None) -> None:
+    def _ask(self, deadline: Deadline | None) -> None:
         asked_at_s = time.monotonic()
         try:
-            answer = self._reads.get(PATH, {}, "stale", deadline_ms=deadline_ms)
+            answer = self._reads.get(PATH, {}, "stale", deadline=deadline)
             try:
                 self._known = self._known | {view.pipeline: view for view in map(_view, answer["pipelines"])}
             except (KeyError, TypeError, ValueError) as error:
@@ -133,7 +134,9 @@ class Directory:
         After copying, others than the pipeline's members hold it.
         """
         try:
-            answer = self._reads.get(f"{CONTAINERS_PATH}/{container_id}", {}, "stale", deadline_ms=TRY_MS)
+            answer = self._reads.get(
+                f"{CONTAINERS_PATH}/{container_id}", {}, "stale", deadline=Deadline.after_ms(TRY_MS)
+            )
             return [_member(replica) for replica in answer["replicas"]]
         except (RetryableError, RequestFailed, KeyError, TypeError):
             return []
@@ -144,7 +147,7 @@ class Directory:
         """
         if not self._silent():
             with suppress(RetryableError, RequestFailed):
-                self.refresh(deadline_ms=TRY_MS)
+                self.refresh(deadline=Deadline.after_ms(TRY_MS))
 
     def known(self, view: PipelineView) -> PipelineView:
         """Return a pipeline as it was last reported, without asking; ``view`` itself if it was never reported."""
@@ -166,7 +169,7 @@ class Directory:
                 left_s = self._asked_at_s + MIN_REFRESH_MS / 1000 - time.monotonic()
                 if left_s <= 0:
                     with suppress(RetryableError, RequestFailed):
-                        self._ask(TRY_MS)
+                        self._ask(Deadline.after_ms(TRY_MS))
                     break
             # Sleep without the lock: others may find what they need without asking.
             time.sleep(left_s)

@@ -7,29 +7,16 @@ milliseconds.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from enum import IntEnum
 
 from producers.blocks.core.stream_window import WindowLimits
 from producers.blocks.core.topology import SHAPES, Shape
+from producers.blocks.core.write_ways import COMMIT_PATHS, CommitPath, CommitWay, WayLimits
 from producers.requests import arguments
 from schemas.records.packets import MAX_BYTES_TOGETHER, MAX_PACKET_BYTES, PACKET_BYTES
-from schemas.small_objects import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES
+from schemas.small_objects import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES, SMALL_FILE_BYTES
 
 MIB = 1024 * 1024
 DEFAULT_BLOCK_BYTES = 256 * MIB
-
-
-class CommitWay(IntEnum):
-    """How the length of a block is committed."""
-
-    THROUGH_LOG = 0
-    """The old way, kept for comparison: chunks of 4 MiB through the log, then PutBlock."""
-    SEPARATE = 1
-    """End the stream, then PutBlock to the pipeline's leader, then watch."""
-    ON_STREAM = 2
-    """PutBlock is sent with the end of the stream, then watch."""
-    EARLY_CLOSE = 3
-    """PutBlock is answered as soon as the leader has appended the entry; the watch validates the length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +61,7 @@ class StreamOptions:
                 arguments.text(field.name, getattr(self, field.name))
             else:
                 arguments.number(field.name, getattr(self, field.name), 0)
-        if self.commit_way not in list(CommitWay):
+        if self.commit_way not in COMMIT_PATHS:
             raise ValueError(f"commit_way must be 0, 1, 2 or 3, not {self.commit_way}")
         if self.topology not in SHAPES:
             raise ValueError(f"topology must be one of {', '.join(SHAPES)}, not {self.topology!r}")
@@ -85,7 +72,7 @@ class StreamOptions:
             raise ValueError(f"inline_bytes must be at most {MAX_INLINE_BYTES}, not {self.inline_bytes}")
         if self.small_block_bytes > MAX_BYTES_TOGETHER:
             raise ValueError(f"small_block_bytes must be at most {MAX_BYTES_TOGETHER}, not {self.small_block_bytes}")
-        if self.commit_way != CommitWay.THROUGH_LOG and self.client_buffer_bytes < self.flush_bytes:
+        if not self.path.chunks and self.client_buffer_bytes < self.flush_bytes:
             raise ValueError(
                 f"client_buffer_bytes must be at least flush_bytes ({self.flush_bytes}), not "
                 f"{self.client_buffer_bytes}:"
@@ -93,10 +80,20 @@ class StreamOptions:
             )
         self.limits(self.block_bytes)
 
+    @property
+    def path(self) -> CommitPath:
+        """What ``commit_way`` means."""
+        return COMMIT_PATHS[self.commit_way]
+
+    def way_limits(self, row_bytes: int = 0) -> WayLimits:
+        """Return what a key's row, which takes ``row_bytes``, and a reserved block may take."""
+        taken = min(self.small_block_bytes, self.block_bytes, SMALL_FILE_BYTES) if self.path.together else 0
+        return WayLimits(row_bytes=row_bytes, block_bytes=taken)
+
     def limits(self, block_bytes: int) -> WindowLimits:
         """Return the limits of a block of which ``block_bytes`` were allocated; in the old way, those of its chunks."""
         block_bytes = min(block_bytes, self.block_bytes)
-        if self.commit_way == CommitWay.THROUGH_LOG:
+        if self.path.chunks:
             chunk = MAX_PACKET_BYTES
             return WindowLimits(
                 block_bytes=block_bytes,

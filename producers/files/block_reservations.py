@@ -14,13 +14,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from producers.blocks.block_tokens import TokenSource
-from producers.blocks.stream_options import CommitWay, StreamOptions
 from producers.errors import StratologError
 from producers.files.core.block_stock import RESERVED_BLOCKS, BlockStock, Reservation
 from producers.requests.keys import Requester, session_of
 from schemas.records.messages import ReleaseBlocks, RequestBody, ReserveBlocks, Response
 from schemas.records.rows import BlockLocation
-from schemas.small_objects import SMALL_FILE_BYTES
+from transport.waiting.deadline import Deadline
 
 LOOK_S = 1.0
 """How often a client that writes small keys looks for old reservations in all its buckets."""
@@ -33,13 +32,6 @@ Bucket = tuple[str, str]
 """Names of a volume and a bucket."""
 Tokens = Callable[[Bucket, int], TokenSource]
 """Says where the tokens come from for the blocks of a session."""
-
-
-def largest_reserved(options: StreamOptions) -> int:
-    """Return the most bytes of a key that may be written to a reserved block; 0 = none is."""
-    if options.commit_way == CommitWay.THROUGH_LOG:
-        return 0
-    return min(options.small_block_bytes, options.block_bytes, SMALL_FILE_BYTES)
 
 
 def is_own(body: RequestBody) -> bool:
@@ -135,9 +127,9 @@ class BlockReservations:
         with self._lock:
             event(self._stocks[block.bucket])
 
-    def close(self, client: Requester) -> int:
-        """Give everything back; return how many requests have no answer after RELEASE_WAIT_S."""
-        until_s = time.monotonic() + RELEASE_WAIT_S
+    def close(self, client: Requester, deadline: Deadline) -> int:
+        """Give everything back; return how many requests have no answer after RELEASE_WAIT_S, or at the deadline."""
+        until = deadline.sooner(RELEASE_WAIT_S)
         with self._lock:
             self._closed = True
             stocks = list(self._stocks.items())
@@ -151,14 +143,14 @@ class BlockReservations:
                 target=self._send_all, args=(client, stocks), name="stratolog-release", daemon=True
             )
             sending.start()
-            sending.join(max(0.0, until_s - time.monotonic()))
+            sending.join(until.left_s)
             with self._lock:
                 # What was asked for and comes only now is given back, too.
                 self._answered.wait_for(
                     lambda: not self._waiting or any(stock.has_to_release for _, stock in stocks),
-                    max(0.0, until_s - time.monotonic()),
+                    until.left_s,
                 )
-                if not any(stock.has_to_release for _, stock in stocks) or time.monotonic() >= until_s:
+                if until.has_passed or not any(stock.has_to_release for _, stock in stocks):
                     return len(self._waiting)
 
     def _send_all(self, client: Requester, stocks: Iterable[tuple[Bucket, BlockStock]]) -> None:

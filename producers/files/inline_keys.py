@@ -1,19 +1,14 @@
 """Small keys (docs/small-objects.md): writing them, and reading the bytes that came from the nodes' tables.
 
-What belongs here: the choice between PutKey, a reserved block and a key that is opened, which is made by what was
-written. The rules:
+What belongs here: holding the bytes of a key that may be small, and carrying out what the table of ways says
+(``blocks/core/write_ways``) with each write and flush, and at the end. The rules:
 
-1. The first bytes of a file are held, up to a limit. If the file is closed before there are more, one PutKey makes the
-   key. Nothing was asked before, so what CreateKey would refuse at once (a bucket that is missing, a name) is raised by
-   ``close``.
-2. With the first byte beyond the limit, and with the first flush or hsync, the key is opened as any other, and what was
-   held is written to datanodes first.
-3. A PutKey that the cluster refuses because its tables take no key of this size goes the way of rule 2 and is then
-   committed: the caller sees no difference (``core/inline_limit``).
-4. While small keys of the bucket get reserved blocks (``core/block_stock``), more is held: what such a block takes. If
-   the file is closed before there is more, and a block is there, the key is written to it (``reserved_keys``). If that
-   does not go well, or there is no block, the key goes the way of rule 2.
-5. One fate holds for all ways (``core/key_fate``): a failure lasts.
+1. While bytes are held nothing is asked, so what CreateKey would refuse at once (a bucket that is missing, a name) is
+   raised by ``close``.
+2. When the table has the key opened, what was held is written to datanodes first; a key that is opened stays so.
+3. At the end the table is asked until a way has committed the key. Each way that is left lowers the key's limits; the
+   caller sees no difference. What a refused PutKey says is remembered for other keys, too (``core/inline_limit``).
+4. One fate holds for all ways (``core/key_fate``): a failure lasts.
 """
 
 from __future__ import annotations
@@ -22,10 +17,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from producers.blocks.core.write_ways import KeyMoment, KeyWay, WayLeft, WayLimits, key_way
 from producers.blocks.stream_options import StreamOptions
-from producers.errors import WRITE_FAILED, RequestFailed, RetryableError, StratologError
-from producers.files.block_reservations import largest_reserved
-from producers.files.core.inline_limit import TO_DATANODES
+from producers.errors import WRITE_FAILED, RetryableError
 from producers.files.key_streams import KeyStreams
 from producers.files.key_writer import BegunKey, KeyWriter, WriteStatistics
 from producers.files.reserved_keys import ReservedKey
@@ -35,21 +29,21 @@ from schemas.records.rows import BlockLocation
 
 
 class InlineWriter:
-    """Writes one key that may be small; for one thread at a time. As :class:`KeyWriter`, with rules 1 to 4.
+    """Writes one key that may be small; for one thread at a time. As :class:`KeyWriter`, with rules 1 to 3.
 
-    A key of at most ``limit_bytes`` becomes a PutKey; 0 = none does. ``size`` is the expected number of bytes, 0 if it
-    is not known.
+    ``limits`` say what the row and a reserved block take; ``size`` is the expected number of bytes, 0 if it is not
+    known.
     """
 
     def __init__(
-        self, client: Requester, streams: KeyStreams, place: tuple[str, str, str], *, limit_bytes: int, size: int = 0,
+        self, client: Requester, streams: KeyStreams, place: tuple[str, str, str], *, limits: WayLimits, size: int = 0,
         replication: str = "RATIS/THREE", metadata: Mapping[str, str] | None = None,
         options: StreamOptions | None = None,
     ) -> None:  # fmt: skip
         self._client = client
         self._streams = streams
         self._place = place
-        self._limit_bytes = limit_bytes
+        self._limits = limits
         self._size = size
         self._replication = replication
         self._metadata = dict(metadata or {})
@@ -110,29 +104,31 @@ class InlineWriter:
         if self._writer is None:
             self._begun.check()
             view = memoryview(data).cast("B")
-            if self._holds(self._held_bytes + len(view)):
+            if self._way(KeyMoment.WRITTEN, len(view)) is KeyWay.HELD:
                 self._held.append(data if isinstance(data, bytes) else bytes(view))
                 self._held_bytes += len(view)
                 return len(view)
         return self._on_datanodes(memoryview(data).nbytes).write(data)
 
-    def _holds(self, size_bytes: int) -> bool:
-        """Say whether so many bytes are held: rules 1 and 4."""
-        if size_bytes <= self._limit_bytes:
-            return True
-        return size_bytes <= largest_reserved(self._options) and self._streams.reservations.serves(self._place[:2])
+    def _way(self, when: KeyMoment, coming_bytes: int = 0) -> KeyWay:
+        stock = self._streams.reservations.serves(self._place[:2])
+        return key_way(when, self._limits.fit(self._held_bytes + coming_bytes), stock=stock)
 
     def flush(self) -> None:
         """As :meth:`KeyWriter.flush`; bytes that are held go to datanodes."""
         self._begun.check()
-        if self.written:
+        if self._is_to_open():
             self._on_datanodes().flush()
 
     def hsync(self) -> None:
         """As :meth:`KeyWriter.hsync`; bytes that are held go to datanodes."""
         self._begun.check()
-        if self.written:
+        if self._is_to_open():
             self._on_datanodes().hsync()
+
+    def _is_to_open(self) -> bool:
+        """Say whether the bytes that were written so far have to be on datanodes now."""
+        return self._writer is not None or self._way(KeyMoment.FLUSHED) is KeyWay.OPENED
 
     def _on_datanodes(self, coming_bytes: int = 0) -> KeyWriter:
         """Return what writes to datanodes; at first, open the key and write there what was held.
@@ -160,13 +156,20 @@ class InlineWriter:
             self._writer.close()
         elif not self._begun.ended:
             self._begun.check()
-            if not self._put() and not self._write_reserved():
-                self._on_datanodes().close()
+            while (left := self._commit(self._way(KeyMoment.CLOSED))) is not None:
+                self._limits = self._limits.after(left)
 
-    def _put(self) -> bool:
-        """Make the key by one request; return False if its bytes belong on datanodes."""
-        if not 0 < self._limit_bytes >= self._held_bytes:
-            return False
+    def _commit(self, way: KeyWay) -> WayLeft | None:
+        """Commit the key on a way; return why the way was left, None once the key is committed."""
+        if way is KeyWay.PUT:
+            return self._put()
+        if way is KeyWay.RESERVED:
+            return self._write_reserved()
+        self._on_datanodes().close()
+        return None
+
+    def _put(self) -> WayLeft | None:
+        """Make the key by one request."""
         volume, bucket, key = self._place
         body = PutKey(
             volume=volume, bucket=bucket, key=key, data=b"".join(self._held), replication=self._replication,
@@ -180,34 +183,27 @@ class InlineWriter:
             answer.result()
 
         with self._step():
-            if not self._begun.commit(send, self._belongs_on_datanodes):
-                return False
+            if (left := self._begun.commit(send, KeyWay.PUT)) is not None:
+                self._streams.inline_limit.on_refused(left, self._held_bytes, time.monotonic())
+                return left
         self._let_go()
-        return True
+        return None
 
-    def _write_reserved(self) -> bool:
-        """Write the key to a reserved block; return False if there is none, or that did not go well."""
+    def _write_reserved(self) -> WayLeft | None:
+        """Write the key to a reserved block."""
         streams, volume, bucket = self._streams, self._place[0], self._place[1]
-        if not 0 < self._held_bytes <= largest_reserved(self._options):
-            return False
         block = streams.reservations.take(self._client, (volume, bucket), self._held_bytes)
         if block is None:
-            return False
+            return WayLeft.NO_BLOCK
         with self._step():
             self._reserved = ReservedKey(
                 self._client, streams, self._place, self._begun, block, replication=self._replication,
                 metadata=self._metadata, options=self._options,
             )  # fmt: skip
-            if not self._reserved.write(self._held):
-                return False
+            if (left := self._reserved.write(self._held)) is not None:
+                return left
         self._let_go()
-        return True
-
-    def _belongs_on_datanodes(self, error: StratologError) -> bool:
-        if not isinstance(error, RequestFailed) or error.status not in TO_DATANODES:
-            return False
-        self._streams.inline_limit.on_refused(error.status, self._held_bytes, time.monotonic())
-        return True
+        return None
 
     def abort(self) -> None:
         """Let go of the key without committing it; does nothing after :meth:`close`."""

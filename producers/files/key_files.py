@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from producers.blocks.core.write_ways import KeyMoment, KeyWay, key_way
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import InvalidArgument
-from producers.files.block_reservations import largest_reserved
 from producers.files.inline_keys import InlineReader, InlineWriter
 from producers.files.key_reader import KeyReader
 from producers.files.key_streams import KeyStreams
@@ -72,17 +72,18 @@ def create_file(
     """Open a key to write it; ``client.open(path, "wb")`` calls this."""
     place = split_path(path)
     chosen = options or streams.options
-    limit = streams.inline_limit.bytes_at(chosen.inline_bytes, time.monotonic())
+    limits = chosen.way_limits(streams.inline_limit.bytes_at(chosen.inline_bytes, time.monotonic()))
+    stock = streams.reservations.serves(place[:2])
     writer: KeyWriter | InlineWriter
-    if 0 < limit >= size or (size <= largest_reserved(chosen) and streams.reservations.serves(place[:2])):
-        writer = InlineWriter(
-            client, streams, place, limit_bytes=limit, size=size, replication=replication, metadata=metadata,
-            options=options,
-        )  # fmt: skip
-    else:
+    if key_way(KeyMoment.OPENED, limits.fit(size), stock=stock) is KeyWay.OPENED:
         writer = KeyWriter(
             client, streams, place, size=size, replication=replication, metadata=metadata, options=options
         )
+    else:
+        writer = InlineWriter(
+            client, streams, place, limits=limits, size=size, replication=replication, metadata=metadata,
+            options=options,
+        )  # fmt: skip
     return KeyOutput(writer, path)
 
 

@@ -38,9 +38,11 @@ from schemas.records.datanode import Member, ReadBlock, SalvageBlock
 from schemas.records.packets import CELL_BYTES, Frame, Kind
 from schemas.records.rows import NEVER_WRITTEN, BlockLocation
 from schemas.stream_errors import BAD_FRAME, CHECKSUM_MISMATCH, NOT_COMMITTED, TIMED_OUT
+from transport.waiting.core.backoff import Backoff
 
 MAX_ROUNDS = 3
-FIRST_PAUSE_MS = 100
+PAUSES = Backoff(first_s=0.1, last_s=0.2)
+"""Before the second round, and the third."""
 FIRST_READ_BYTES = 4 * CELL_BYTES
 """Bytes that a reader asks for at first, unless it wants more."""
 DAMAGED = frozenset({NOT_COMMITTED, CHECKSUM_MISMATCH})
@@ -176,7 +178,7 @@ class _BlockReader:
         self._let_go()
         for attempt in range(MAX_ROUNDS):
             if attempt:
-                time.sleep(attempt * FIRST_PAUSE_MS / 1000)
+                time.sleep(PAUSES.pause_s(attempt))
                 self._streams.directory.try_refresh()
             pipeline = self._streams.directory.pipeline(self.location.pipeline)
             damaged: list[Member] = []

@@ -21,6 +21,7 @@ from producers.requests.call_spans import NO_SPANS, SpansOfClient
 from producers.requests.keys import Requester
 from schemas.records.rows import NO_KEY
 from schemas.security.tls import ProcessTls
+from transport.waiting.deadline import Deadline
 
 PEER = "client"
 """The client's name in HELLO."""
@@ -84,9 +85,9 @@ class KeyStreams:
         """Return where the tokens come from for the blocks of a key that is read."""
         return KeyTokens(lambda: self._reads.key_to_read(*place)[2], self.directory.gives_tokens)
 
-    def release(self, client: Requester) -> None:
+    def release(self, client: Requester, deadline: Deadline) -> None:
         """Give reserved blocks back, before the client is closed; waits for the answers for a moment."""
-        self.reservations.close(client)
+        self.reservations.close(client, deadline)
 
     def close(self) -> None:
         """Close the connections."""

@@ -25,6 +25,7 @@ from functools import partial
 
 from producers.blocks.background_commits import BlockFailed
 from producers.blocks.block_writer import BlockWriter
+from producers.blocks.core.write_ways import KeyBytes, KeyWay, WayLeft, left_by
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import (
     WRITE_FAILED,
@@ -32,8 +33,7 @@ from producers.errors import (
     RetryableError,
     StratologError,
 )
-from producers.files.block_reservations import largest_reserved
-from producers.files.core.failed_blocks import LAST_PAUSE_MS, PAUSE_MS, FailedBlocks, KeyGivesUp
+from producers.files.core.failed_blocks import FailedBlocks, KeyGivesUp
 from producers.files.core.key_fate import FateOfKey
 from producers.files.key_streams import KeyStreams
 from producers.requests.keys import Requester, block_of, session_of
@@ -41,9 +41,13 @@ from producers.waiting import SlowWait
 from schemas.records.messages import AllocateBlock, CommitKey, CreateKey, RequestBody, Response
 from schemas.records.rows import BlockLocation
 from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE
+from transport.waiting.core.backoff import Backoff
+from transport.waiting.deadline import Deadline
 
 KEEP_BYTES = 8 * 1024 * 1024
 """``bytes`` objects of up to this size are kept instead of copied: each is released as a whole."""
+NO_PIPELINE = Backoff(first_s=0.05, last_s=2.0)
+"""The pauses while no pipeline takes a block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +59,6 @@ class WriteStatistics:
     failed_blocks: int
     resumed_streams: int
     watches_by_majority: int
-
-
-def _never(_error: StratologError) -> bool:
-    return False
 
 
 class BegunKey:
@@ -101,10 +101,10 @@ class BegunKey:
         """End the span: nothing more is done for the key."""
         self.span.ended(self._fate.failure)
 
-    def commit(self, send: Callable[[], object], is_elsewhere: Callable[[StratologError], bool] = _never) -> bool:
-        """Make the key visible by ``send``; return False if it was refused because the bytes belong elsewhere."""
+    def commit(self, send: Callable[[], object], way: KeyWay = KeyWay.OPENED) -> WayLeft | None:
+        """Make the key visible by ``send``; return why its way is left if the cluster refuses the way, else None."""
         self.on_commit_sent()
-        return self.end_commit(send, is_elsewhere)
+        return self.end_commit(send, way)
 
     def on_commit_sent(self) -> None:
         """Note that the commit is about to be sent; raises what :meth:`check` raises. :meth:`end_commit` follows."""
@@ -116,21 +116,21 @@ class BegunKey:
         with self._lock:
             self._fate.on_put_elsewhere()
 
-    def end_commit(self, wait: Callable[[], object], is_elsewhere: Callable[[StratologError], bool] = _never) -> bool:
+    def end_commit(self, wait: Callable[[], object], way: KeyWay = KeyWay.OPENED) -> WayLeft | None:
         """Note what came of the commit, which ``wait`` returns or raises; return as :meth:`commit`."""
         try:
             wait()
         except StratologError as error:
-            elsewhere = is_elsewhere(error)
+            left = left_by(way, error.status) if isinstance(error, RequestFailed) else None
             with self._lock:
-                if elsewhere:
+                if left is not None:
                     self._fate.on_put_elsewhere()
-                    return False
+                    return left
                 self._fate.on_commit_refused(error)
             raise
         with self._lock:
             self._fate.on_commit_taken()
-        return True
+        return None
 
 
 class KeyWriter:
@@ -293,7 +293,7 @@ class KeyWriter:
                 size=self._written, blocks=blocks,
             )  # fmt: skip
             self._begun.commit(lambda: self._submit(body).result())
-            if 0 < self._written <= largest_reserved(self._options):
+            if self._options.way_limits().fit(self._written) is KeyBytes.FOR_BLOCK:
                 self._streams.reservations.on_written(self._client, (self._volume, self._bucket))
         self._let_go()
 
@@ -376,18 +376,18 @@ class KeyWriter:
 
     def _ask(self, body: RequestBody) -> Response:
         """Ask the Object Manager for blocks; while no pipeline takes any, wait, as one may be in the making."""
-        deadline_s = time.monotonic() + self._options.commit_timeout_ms / 1000
-        pause_ms = PAUSE_MS
+        deadline = Deadline.after_ms(self._options.commit_timeout_ms)
+        failures = 0
         while True:
+            failures += 1
+            pause_s = NO_PIPELINE.pause_s(failures)
             try:
                 return self._submit(body).result()
             except RequestFailed as error:
-                no_pipeline = error.status == FAILED_TO_FIND_ACTIVE_PIPELINE
-                if not no_pipeline or time.monotonic() + pause_ms / 1000 >= deadline_s:
+                if error.status != FAILED_TO_FIND_ACTIVE_PIPELINE or not deadline.has_room_for(pause_s):
                     raise
                 self._still(error)
-            time.sleep(pause_ms / 1000)
-            pause_ms = min(2 * pause_ms, LAST_PAUSE_MS)
+            time.sleep(pause_s)
 
     def _guarded(self, block: BlockWriter, step: Callable[[], None]) -> bool:
         """Run a step of a block; if the block fails, write its held bytes elsewhere. Return whether it went well."""
@@ -433,7 +433,7 @@ class KeyWriter:
             verdict = self._failed.on_salvaged(time.monotonic(), pipeline, kept=location is not None)
             if isinstance(verdict, KeyGivesUp):
                 raise failure.error
-            time.sleep(verdict.pause_ms / 1000)
+            time.sleep(verdict.pause_s)
             self._streams.directory.try_refresh()
             waiting[:0] = block.unwatched()
             failed = self._rewrite(waiting)

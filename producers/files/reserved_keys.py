@@ -16,6 +16,7 @@ from functools import partial
 
 from producers.blocks.background_commits import BlockFailed
 from producers.blocks.block_writer import BlockWriter
+from producers.blocks.core.write_ways import KeyWay, WayLeft
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import RequestFailed, RetryableError, StratologError, TooManyInFlight
 from producers.files.block_reservations import ReservedBlock
@@ -25,7 +26,6 @@ from producers.requests.keys import Requester
 from producers.waiting import SlowWait
 from schemas.records.messages import CommitReserved, Response
 from schemas.records.rows import BlockLocation
-from schemas.result_codes import KEY_NOT_FOUND
 
 
 class ReservedKey:
@@ -54,23 +54,24 @@ class ReservedKey:
         self.requests = 0
         """CommitReserved, once it was sent."""
 
-    def write(self, parts: Sequence[bytes]) -> bool:
-        """Write and commit a key of these bytes, at least one; return False if nothing was committed.
+    def write(self, parts: Sequence[bytes]) -> WayLeft | None:
+        """Write and commit a key of these bytes, at least one; return why this way was left, if nothing was committed.
 
         Raises one of ``producers.errors`` if the commit is refused for another reason than its way, or the key fails.
         """
         reservations = self._streams.reservations
         try:
             location = self._store(parts)
-            if location is None or not self._end_commit(location):
+            left = WayLeft.BLOCK_FAILED if location is None else self._end_commit(location)
+            if left is not None:
                 reservations.on_failed(self._reserved)
-                return False
+                return left
         except BaseException:
             reservations.on_unused(self._reserved)
             raise
         reservations.on_committed(self._client, self._reserved)
         self.location = location
-        return True
+        return None
 
     @property
     def resumed(self) -> int:
@@ -155,9 +156,9 @@ class ReservedKey:
         self._answer = answer
         return answer
 
-    def _end_commit(self, location: BlockLocation) -> bool:
+    def _end_commit(self, location: BlockLocation) -> WayLeft | None:
         answer = self._answer or self._send_commit(location)
-        return self._begun.end_commit(answer.result, _is_gone)
+        return self._begun.end_commit(answer.result, KeyWay.RESERVED)
 
     def _still(self, what: object) -> None:
         self._begun.check()
@@ -172,8 +173,3 @@ def _put(block: BlockWriter, left: memoryview) -> None:
         block.push()
         if not taken:
             block.wait_for_room()
-
-
-def _is_gone(error: StratologError) -> bool:
-    """Whether the cluster refused a commit because it does not know the reservation."""
-    return isinstance(error, RequestFailed) and error.status == KEY_NOT_FOUND

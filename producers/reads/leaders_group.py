@@ -19,6 +19,10 @@ from schemas.kafka.connection import Brokers
 from schemas.kafka.troubles import ConnectionTroubles
 from schemas.leader_names import node_and_address
 from schemas.topics import LEADER_GROUP
+from transport.waiting.deadline import Deadline
+
+LEAST_S = 0.1
+"""The shortest time for the brokers' answer, even at the deadline."""
 
 
 class NoNode(NotConnected):
@@ -38,13 +42,14 @@ def find_nodes(brokers: Brokers, timeout_s: float) -> list[str]:
 
     Raises NoNode if the group has no node, and another NotConnected if no broker answers in time.
     """
-    check_listening(str(brokers), timeout_s)
+    deadline = Deadline.after_s(timeout_s)
+    check_listening(str(brokers), deadline)
     troubles = ConnectionTroubles(brokers)
     admin = AdminClient(common_settings(brokers, troubles))
     members: Sequence[MemberDescription] = ()
     try:
-        asked = admin.describe_consumer_groups([LEADER_GROUP], request_timeout=timeout_s)
-        members = asked[LEADER_GROUP].result(timeout_s + 1).members
+        asked = admin.describe_consumer_groups([LEADER_GROUP], request_timeout=max(deadline.left_s, LEAST_S))
+        members = asked[LEADER_GROUP].result(deadline.left_s + 1).members
     except (KafkaException, TimeoutError) as error:
         admin.poll(0)
         if not _is_unknown_group(error):

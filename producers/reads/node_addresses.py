@@ -20,6 +20,7 @@ import httpx
 
 from producers.errors import NOT_CONNECTED, InvalidArgument, NotConnected, RetryableError
 from producers.requests import arguments
+from transport.waiting.deadline import Deadline
 
 FIND_AGAIN_MS = 500
 FIND_TIMEOUT_MS = 2_000
@@ -59,17 +60,16 @@ class NodeAddresses:
         """Whether there are nodes, or there may be some."""
         return self._find is not None or bool(self._addresses)
 
-    def in_order(self, timeout_s: float) -> list[str]:
+    def in_order(self, deadline: Deadline) -> list[str]:
         """Return the addresses; raises NotConnected if there are none."""
         if self._find is not None:
-            self._look_for_nodes(self._find, timeout_s)
+            self._look_for_nodes(self._find, deadline)
         if not self._addresses:
             raise NotConnected(NOT_CONNECTED, "the client was given no node to read from (read_from)")
         return sorted(self._addresses, key=lambda one: one != self._preferred)
 
-    def _look_for_nodes(self, find: Find, timeout_s: float) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        with self._turn(timeout_s) as is_ours:
+    def _look_for_nodes(self, find: Find, deadline: Deadline) -> None:
+        with self._turn(deadline) as is_ours:
             if not is_ours:
                 return
             rests = time.monotonic() - self._looked_at_s < FIND_AGAIN_MS / 1000
@@ -79,8 +79,7 @@ class NodeAddresses:
                 # Threads that waited for this look do not each repeat it.
                 raise NotConnected(self._failure.status, self._failure.message)
             try:
-                left_s = max(0.0, deadline_s - time.monotonic())
-                found = find(min(left_s, FIND_TIMEOUT_MS / 1000))
+                found = find(deadline.sooner(FIND_TIMEOUT_MS / 1000).left_s)
                 self._addresses, self._failure = [self._own(one.removeprefix("http://")) for one in found], None
             except RetryableError as error:
                 # A copy without the traceback, which would keep the frames of the look alive, a Kafka client included.
@@ -92,12 +91,12 @@ class NodeAddresses:
             self._look = False
 
     @contextmanager
-    def _turn(self, timeout_s: float) -> Iterator[bool]:
-        """Take the turn to look; False if another thread has it and there are nodes. NotConnected after the time."""
+    def _turn(self, deadline: Deadline) -> Iterator[bool]:
+        """Take the turn to look; False if another thread has it and there are nodes. NotConnected at the deadline."""
         if self._addresses:
             is_ours = self._lock.acquire(blocking=False)
         else:
-            is_ours = self._lock.acquire(timeout=min(max(0.0, timeout_s), threading.TIMEOUT_MAX))
+            is_ours = self._lock.acquire(timeout=min(deadline.left_s, threading.TIMEOUT_MAX))
         if not is_ours and not self._addresses:
             raise NotConnected(NOT_CONNECTED, "the brokers have not told yet which nodes there are")
         try:

@@ -67,13 +67,15 @@ from schemas.result_codes import (
 )
 from schemas.security.certificates import AN_OM
 from schemas.security.tls import ProcessTls, verify_of
+from transport.waiting.core.backoff import Backoff
+from transport.waiting.deadline import Deadline
 
 Consistency = Literal["linearizable", "session", "stale"]
 """``linearizable``: sees every write acknowledged before; ``session``: sees my own; ``stale``: whatever is there."""
 CONSISTENCIES: tuple[str, ...] = get_args(Consistency)
 DEFAULT_CONSISTENCY: Consistency = "linearizable"
-FIRST_PAUSE_MS = 50
-LAST_PAUSE_MS = 1_000
+PAUSES = Backoff(first_s=0.05, last_s=1.0)
+"""Between two rounds of all nodes."""
 REQUEST_TIMEOUT_MS = 10_000
 """Longest time for a node's answer before the next node is asked."""
 CONNECT_TIMEOUT_MS = 2_000
@@ -115,6 +117,9 @@ class Reads:
         self._http = httpx.Client(
             timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False, verify=verify_of(tls, AN_OM), auth=signer
         )
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after_ms(self._deadline_ms)
 
     def follow(self, positions: Callable[[], Mapping[int, int]], look_up: LookUp | None = None) -> None:
         """Take the positions of ``session`` reads from ``positions`` from now on, and try ``look_up`` before HTTP."""
@@ -177,7 +182,7 @@ class Reads:
         """Return the block tokens to write the blocks of a session of this client; None if no node gives any."""
         parameters = {"name": key, "session_id": str(session_id), "tokens": "true"}
         path = f"{_bucket_path(volume, bucket)}/open-key"
-        return _grant(self.get(path, parameters, "session", deadline_ms=TOKENS_DEADLINE_MS))
+        return _grant(self.get(path, parameters, "session", deadline=Deadline.after_ms(TOKENS_DEADLINE_MS)))
 
     def _key(
         self, volume: str, bucket: str, key: str, consistency: Consistency, *, with_bytes: bool
@@ -185,8 +190,10 @@ class Reads:
         parameters = {"name": arguments.text("key", key)}
         path = f"{_bucket_path(volume, bucket)}/key"
         arguments.choice("consistency", consistency, CONSISTENCIES)
-        if (found := self._rows(volume, bucket, [key], consistency, with_bytes=with_bytes)) is None:
-            answer = self.get(path, parameters | ({"bytes": "true"} if with_bytes else {}), consistency)
+        deadline = self._deadline()
+        if (found := self._rows(volume, bucket, [key], consistency, deadline, with_bytes=with_bytes)) is None:
+            asked_for = parameters | ({"bytes": "true"} if with_bytes else {})
+            answer = self.get(path, asked_for, consistency, deadline=deadline)
             return _view(KeyInfo, answer), _bytes_of(answer)
         view = _views(found)[0] if found.status == OK else None
         if view is None:
@@ -207,7 +214,7 @@ class Reads:
         found: list[KeyView | None] = []
         for start in range(0, len(names), MAX_READ_KEYS):
             some = names[start : start + MAX_READ_KEYS]
-            rows = self._rows(volume, bucket, some, consistency)
+            rows = self._rows(volume, bucket, some, consistency, self._deadline())
             if rows is not None and rows.status == OK:
                 found += _views(rows)
             else:
@@ -223,11 +230,12 @@ class Reads:
             return None
 
     def _rows(
-        self, volume: str, bucket: str, keys: Sequence[str], consistency: str, *, with_bytes: bool = False
-    ) -> DoorRows | None:
+        self, volume: str, bucket: str, keys: Sequence[str], consistency: str, deadline: Deadline, *,
+        with_bytes: bool = False,
+    ) -> DoorRows | None:  # fmt: skip
         if self._look_up is None:
             return None
-        timeout_s = REQUEST_TIMEOUT_MS / 1000
+        timeout_s = _answer_s(deadline)
         return rows_of(self._look_up, volume, bucket, keys, consistency, timeout_s, with_bytes=with_bytes)
 
     def snapshot_info(
@@ -363,13 +371,16 @@ class Reads:
     ) -> Page[KeyInfo]:  # fmt: skip
         """Read one page of a bucket's keys, of ``limit`` entries at most (PAGE_ENTRIES)."""
         path = f"{_bucket_path(volume, bucket)}/keys"
-        if (found := self._door_page(volume, bucket, prefix, start_after, limit, consistency)) is not None:
+        deadline = self._deadline()
+        found = self._door_page(volume, bucket, prefix, start_after, limit, consistency, deadline)
+        if found is not None:
             return found
-        return _page(KeyInfo, "key", self._listing(path, prefix, start_after, limit, consistency))
+        return _page(KeyInfo, "key", self._listing(path, prefix, start_after, limit, consistency, deadline))
 
     def _door_page(
-        self, volume: str, bucket: str, prefix: str, start_after: str, limit: int, consistency: Consistency
-    ) -> Page[KeyInfo] | None:
+        self, volume: str, bucket: str, prefix: str, start_after: str, limit: int, consistency: Consistency,
+        deadline: Deadline,
+    ) -> Page[KeyInfo] | None:  # fmt: skip
         """Read a page by the direct door; None if HTTP is to be asked."""
         if self._look_up is None:
             return None
@@ -377,7 +388,7 @@ class Reads:
         page = ListedPage(
             prefix=prefix, start_after=start_after, limit=arguments.number("limit", limit, 1, PAGE_ENTRIES)
         )
-        found = page_of(self._look_up, volume, bucket, page, consistency, REQUEST_TIMEOUT_MS / 1000)
+        found = page_of(self._look_up, volume, bucket, page, consistency, _answer_s(deadline))
         if found is None:
             return None
         if found.status != OK:
@@ -421,25 +432,27 @@ class Reads:
     def cancel_snapshot_diff(self, job: str) -> SnapshotDiffProgress:
         """Cancel a snapshot diff by its id; raises NotFound if no node has it, RequestFailed if it has ended."""
         snapshot_diffs.check_job(job)
-        return snapshot_diffs.cancel(self, self._nodes.in_order(self._deadline_ms / 1000), job)
+        return snapshot_diffs.cancel(self, self._nodes.in_order(self._deadline()), job)
 
     def _listing(
-        self, path: str, prefix: str, start_after: str, limit: int, consistency: Consistency
-    ) -> dict[str, Any]:
+        self, path: str, prefix: str, start_after: str, limit: int, consistency: Consistency,
+        deadline: Deadline | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         _check_listing(prefix, start_after, consistency)
         wanted = arguments.number("limit", limit, 1, PAGE_ENTRIES)
         parameters = {"prefix": prefix, "start_after": start_after, "limit": str(wanted)}
-        return self.get(path, {name: value for name, value in parameters.items() if value}, consistency)
+        given = {name: value for name, value in parameters.items() if value}
+        return self.get(path, given, consistency, deadline=deadline)
 
     def _checked_get(self, path: str, parameters: Mapping[str, str], consistency: Consistency) -> dict[str, Any]:
         arguments.choice("consistency", consistency, CONSISTENCIES)
         return self.get(path, parameters, consistency)
 
     def get(
-        self, path: str, parameters: Mapping[str, str], consistency: Consistency, *, deadline_ms: int | None = None
+        self, path: str, parameters: Mapping[str, str], consistency: Consistency, *, deadline: Deadline | None = None
     ) -> dict[str, Any]:
-        """Ask the nodes in turn for ``path``; return the first JSON object. ``deadline_ms`` replaces the client's."""
-        return self._asked_in_turn("GET", path, dict(parameters) | {"consistency": consistency}, deadline_ms)[1]
+        """Ask the nodes in turn for ``path``; return the first JSON object. ``deadline`` replaces the client's."""
+        return self._asked_in_turn("GET", path, dict(parameters) | {"consistency": consistency}, deadline)[1]
 
     def post_to_any(self, path: str, parameters: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
         """Post to the nodes in turn, for what may be begun twice; return who took it, and the answer."""
@@ -453,36 +466,37 @@ class Reads:
         return answer
 
     def _asked_in_turn(
-        self, method: str, path: str, parameters: Mapping[str, str], deadline_ms: int | None = None
+        self, method: str, path: str, parameters: Mapping[str, str], deadline: Deadline | None = None
     ) -> tuple[str, dict[str, Any]]:
         """Ask the nodes in turn until the deadline; return the address of the first that answers, and its answer."""
         query = dict(parameters)
         if query.get("consistency") == "session" and (positions := self._positions()):
             query["session"] = ",".join(f"{shard}:{index}" for shard, index in sorted(positions.items()))
-        deadline_s = time.monotonic() + (deadline_ms or self._deadline_ms) / 1000
-        pause_ms = FIRST_PAUSE_MS
+        until = deadline or self._deadline()
         patience = SlowWait(asked(path, query))
+        rounds = 0
         while True:
-            outcome = self._round(method, path, query, deadline_s)
+            outcome = self._round(method, path, query, until)
             if not isinstance(outcome, RetryableError):
                 return outcome
-            if time.monotonic() + pause_ms / 1000 >= deadline_s or not self._nodes.any_hope:
+            rounds += 1
+            pause_s = PAUSES.pause_s(rounds)
+            if not until.has_room_for(pause_s) or not self._nodes.any_hope:
                 raise type(outcome)(outcome.status, f"{asked(path, query)}: {outcome.message}")
             patience.still(outcome)
-            time.sleep(pause_ms / 1000)
-            pause_ms = min(2 * pause_ms, LAST_PAUSE_MS)
+            time.sleep(pause_s)
 
     def _round(
-        self, method: str, path: str, query: Mapping[str, str], deadline_s: float
+        self, method: str, path: str, query: Mapping[str, str], deadline: Deadline
     ) -> tuple[str, dict[str, Any]] | RetryableError:
         """Ask each node once, the one that answered last first; return who answered what, or the last reason."""
         reason: RetryableError = NotConnected(NOT_CONNECTED, "no node was asked")
         try:
-            addresses = self._nodes.in_order(_left_s(deadline_s))
+            addresses = self._nodes.in_order(deadline)
         except RetryableError as error:
             return error
         for address in addresses:
-            outcome = self._ask(method, address, path, query, min(_left_s(deadline_s), REQUEST_TIMEOUT_MS / 1000))
+            outcome = self._ask(method, address, path, query, _answer_s(deadline))
             if not isinstance(outcome, RetryableError):
                 self._nodes.answered(address)
                 return address, outcome
@@ -514,8 +528,9 @@ class Reads:
         raise failure(code, message if is_ours else f"{what}: {address}: {message}")
 
 
-def _left_s(deadline_s: float) -> float:
-    return max(deadline_s - time.monotonic(), MIN_ASK_S)
+def _answer_s(deadline: Deadline) -> float:
+    """Return how long one node may take to answer."""
+    return max(deadline.sooner(REQUEST_TIMEOUT_MS / 1000).left_s, MIN_ASK_S)
 
 
 def _volume_path(volume: str) -> str:

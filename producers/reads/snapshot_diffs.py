@@ -28,13 +28,13 @@ from schemas.result_codes import (
     SNAPSHOT_DIFF_NOT_FOUND,
     SNAPSHOT_UNREADABLE,
 )
+from transport.waiting.core.backoff import Backoff
 
 MAX_BEGINS = 3
 """How often a diff is begun, if jobs are lost."""
 MAX_FAILED_LOOKS = 5
 """How often in a row the node of a job may fail to answer before the job counts as lost."""
-FIRST_LOOK_MS = 20
-LAST_LOOK_MS = 1_000
+LOOKS = Backoff(first_s=0.02, last_s=1.0)
 """Shortest and longest pause between two looks at a job that runs."""
 
 JOBS: Final = "/v1/snapshot-diffs"
@@ -130,7 +130,7 @@ class SnapshotDiff:
     def _waited(self, start_after: str, limit: int) -> Page[SnapshotDiffEntry]:
         path = f"{JOBS}/{self._job}"
         parameters = {"limit": str(limit)} | ({"start_after": start_after} if start_after else {})
-        patience, pause_ms = SlowWait(self._what), FIRST_LOOK_MS
+        patience, looks = SlowWait(self._what), 0
         while True:
             answer = self._looked(path, parameters)
             progress = progress_of(answer)
@@ -142,12 +142,11 @@ class SnapshotDiff:
                 raise _failed(progress, answer, self._what)
             if self._on_progress is None:
                 patience.still(progress)
-            self._pause(pause_ms / 1000)
-            pause_ms = min(2 * pause_ms, LAST_LOOK_MS)
+            looks += 1
+            self._pause(LOOKS.pause_s(looks))
 
     def _looked(self, path: str, parameters: Mapping[str, str]) -> dict[str, Any]:
         """Look at the job; raises the last RetryableError after MAX_FAILED_LOOKS."""
-        pause_ms = FIRST_LOOK_MS
         for attempt in range(1, MAX_FAILED_LOOKS + 1):
             try:
                 return self._nodes.ask_at("GET", self._address, path, parameters)
@@ -155,8 +154,7 @@ class SnapshotDiff:
                 if attempt == MAX_FAILED_LOOKS:
                     # A copy that says what is lost; NotConnected stays NotConnected.
                     raise type(error)(error.status, f"{self._what}: {error.message}") from error
-            self._pause(pause_ms / 1000)
-            pause_ms = min(4 * pause_ms, LAST_LOOK_MS)
+            self._pause(LOOKS.pause_s(2 * attempt - 1))
         raise NotConnected(INTERNAL_ERROR, self._what)  # unreachable: there is at least one attempt
 
 

@@ -61,6 +61,7 @@ from schemas.records.messages import RequestBody, Response
 from schemas.security.tls import ProcessTls, TlsFiles, TlsUnusable
 from schemas.sharding import shard_of
 from schemas.topics import SILENT_BROKER_MS
+from transport.waiting.deadline import Deadline
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -410,9 +411,9 @@ class RequestEngine:
             raise RuntimeError("a client cannot be closed from the callback of one of its calls")
 
     def close(
-        self, timeout_ms: int, is_own: Callable[[RequestBody], bool] = lambda _: False
+        self, deadline: Deadline, is_own: Callable[[RequestBody], bool] = lambda _: False
     ) -> list[RequestBody]:  # fmt: skip
-        """Refuse new calls, wait for those in flight, stop; return what is unanswered after ``timeout_ms``.
+        """Refuse new calls, wait for those in flight, stop; return what is unanswered at the deadline.
 
         Those that are the client's ``own`` are not waited for. The outcome of the unanswered calls is OutcomeUnknown.
         Closing again returns an empty list.
@@ -424,7 +425,7 @@ class RequestEngine:
             self._waiting += 1
             self._room.wait_for(
                 lambda: self._stop or (not self._telling and all(is_own(call.body) for call in self._calls)),
-                timeout_ms / 1000,
+                deadline.left_s,
             )
             self._waiting -= 1
             self._stop = True

@@ -14,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from producers.errors import NOT_CONNECTED, NotConnected
+from transport.waiting.deadline import Deadline
 
 PROBE_TIMEOUT_S = 1.0
 GRACE_S = 1.0
@@ -25,16 +26,16 @@ MAX_PROBES = 16
 """Addresses that are tried at the same time."""
 
 
-def check_listening(bootstrap_servers: str, timeout_s: float) -> None:
+def check_listening(bootstrap_servers: str, deadline: Deadline) -> None:
     """Return as soon as one of the addresses may have a listener.
 
-    Raises NotConnected if none has for GRACE_S, or for ``timeout_s`` if that is less.
+    Raises NotConnected if none has for GRACE_S, or until the deadline if that is sooner.
     """
     addresses = [_host_and_port(part) for part in bootstrap_servers.split(",") if part.strip()]
-    deadline_s = time.monotonic() + min(timeout_s, GRACE_S)
+    until = deadline.sooner(GRACE_S)
     with ThreadPoolExecutor(max_workers=min(len(addresses), MAX_PROBES), thread_name_prefix="stratolog-probe") as pool:
         while not any(pool.map(_may_listen, addresses)):
-            if time.monotonic() + PAUSE_S >= deadline_s:
+            if not until.has_room_for(PAUSE_S):
                 raise NotConnected(NOT_CONNECTED, f"nobody listens at {bootstrap_servers}: is the stack running?")
             time.sleep(PAUSE_S)
 

@@ -32,11 +32,14 @@ from schemas.kafka.reply_keys import reply_key
 from schemas.kafka.troubles import ClientError, ConnectionTroubles
 from schemas.records.door import DoorRead
 from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, OM_RESPONSES, SILENT_BROKER_MS, responses_topic
+from transport.waiting.deadline import Deadline
 
 logger = logging.getLogger("stratolog.client")
 
 ASK_S = 2.0
 """Time limit of one question to the brokers while connecting; the question is repeated."""
+PAUSE_S = 0.1
+"""Between two questions to the brokers while connecting."""
 GRACE_S = 2.0
 """How long a client tries on whom the brokers refuse: they may learn of a new user a little later."""
 LOGIN_PAUSE_S = 1.0
@@ -69,29 +72,30 @@ class Transport:
         self._client_id = client_id
         self._brokers = connection(bootstrap_servers)
         self._troubles = ConnectionTroubles(bootstrap_servers, _log_connection_error)
-        self._begun_s = self._logged_in_s = time.monotonic()
-        deadline_s = time.monotonic() + connect_timeout_ms / 1000
-        check_listening(self._brokers.servers, connect_timeout_ms / 1000)
+        self._logged_in_s = time.monotonic()
+        self._grace = Deadline.after_s(GRACE_S)
+        deadline = Deadline.after_ms(connect_timeout_ms)
+        check_listening(self._brokers.servers, deadline)
         self._patience = SlowWait(f"connecting to {bootstrap_servers}")
         self._producer = Producer(_producer_settings(self._brokers, message_timeout_ms, self._troubles))
         self._consumer = Consumer(_consumer_settings(self._brokers, client_id, self._troubles))
         try:
-            self.shards = self._partitions(OM_REQUESTS, deadline_s)
-            self._reply_topic = self._find_reply_topic(deadline_s)
-            partitions = self._partitions(self._reply_topic, deadline_s)
+            self.shards = self._partitions(OM_REQUESTS, deadline)
+            self._reply_topic = self._find_reply_topic(deadline)
+            partitions = self._partitions(self._reply_topic, deadline)
             self.reply_partition = int.from_bytes(client_id, "big") % partitions
-            self._assign_replies(deadline_s)
+            self._assign_replies(deadline)
         except BaseException:
             self._consumer.close()
             raise
 
-    def _find_reply_topic(self, deadline_s: float) -> str:
+    def _find_reply_topic(self, deadline: Deadline) -> str:
         """Return the topic of this user's own responses if the brokers have one, else the topic that all share."""
         own = responses_topic(self._brokers.get(USERNAME)) if self._brokers.has_sasl else None
         last: object = "no answer"
         while own is not None:
             try:
-                topics = self._consumer.list_topics(timeout=min(_left_s(deadline_s), ASK_S)).topics
+                topics = self._consumer.list_topics(timeout=_ask_s(deadline)).topics
             except KafkaException as error:
                 last = error.args[0]
                 self._give_up_if_refused()
@@ -100,50 +104,50 @@ class Transport:
                 if found := [topic for topic in (own, OM_RESPONSES) if topic in topics]:
                     return found[0]
                 last = f"{self._who()} may read neither {own} nor {OM_RESPONSES}"
-                if OM_REQUESTS in topics and time.monotonic() > self._begun_s + GRACE_S:
+                if OM_REQUESTS in topics and self._grace.has_passed:
                     raise self._not_connected(str(last))
             self._patience.still(last)
-            if time.monotonic() > deadline_s:
+            if deadline.has_passed:
                 raise self._not_connected(str(last))
-            time.sleep(0.1)
+            time.sleep(PAUSE_S)
         return OM_RESPONSES
 
-    def _partitions(self, topic: str, deadline_s: float) -> int:
+    def _partitions(self, topic: str, deadline: Deadline) -> int:
         """Return the number of partitions of a topic that exists."""
         last: object = "no answer"
-        while (left_s := deadline_s - time.monotonic()) > 0:
+        while not deadline.has_passed:
             try:
-                metadata = self._consumer.list_topics(topic, timeout=min(left_s, ASK_S)).topics[topic]
+                metadata = self._consumer.list_topics(topic, timeout=_ask_s(deadline)).topics[topic]
             except KafkaException as error:
                 last = error.args[0]
                 self._troubles.note(error.args[0])
                 self._give_up_if_refused()
                 self._patience.still(last)
-                time.sleep(0.1)
+                time.sleep(PAUSE_S)
                 continue
             if metadata.error is None and metadata.partitions:
                 return len(metadata.partitions)
             # Some brokers may not know a topic yet that was made a moment ago.
             last = metadata.error
             is_forbidden = metadata.error is not None and metadata.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
-            if is_forbidden and time.monotonic() > self._begun_s + GRACE_S:
+            if is_forbidden and self._grace.has_passed:
                 raise self._not_connected(f"topic {topic}: {self._who()} may not use it: {last}")
             self._patience.still(f"topic {topic}: {last}")
-            time.sleep(0.1)
+            time.sleep(PAUSE_S)
         raise self._not_connected(f"topic {topic}: {last}")
 
-    def _assign_replies(self, deadline_s: float) -> None:
+    def _assign_replies(self, deadline: Deadline) -> None:
         partition = TopicPartition(self._reply_topic, self.reply_partition)
         while True:
             try:
-                _, end = self._consumer.get_watermark_offsets(partition, timeout=min(_left_s(deadline_s), ASK_S))
+                _, end = self._consumer.get_watermark_offsets(partition, timeout=_ask_s(deadline))
                 break
             except KafkaException as error:
                 self._patience.still(error)
                 # A leader of the partition is being elected.
-                if time.monotonic() > deadline_s:
+                if deadline.has_passed:
                     raise self._not_connected(f"end of {partition.topic}-{partition.partition}: {error}") from error
-                time.sleep(0.1)
+                time.sleep(PAUSE_S)
         self._next_reply = end
         self._consumer.assign([TopicPartition(self._reply_topic, self.reply_partition, end)])
 
@@ -154,7 +158,7 @@ class Transport:
     def _give_up_if_refused(self) -> None:
         """Raise NotConnected if waiting will not help: wrong credentials, or a certificate that is not trusted."""
         self._producer.poll(0)
-        if self._troubles.is_refused and time.monotonic() > self._begun_s + GRACE_S:
+        if self._troubles.is_refused and self._grace.has_passed:
             raise self._not_connected(f"{self._who()} was refused: {self._troubles}")
 
     def _not_connected(self, message: str) -> NotConnected:
@@ -280,8 +284,9 @@ class Transport:
         self._consumer.close()
 
 
-def _left_s(deadline_s: float) -> float:
-    return max(deadline_s - time.monotonic(), 0.1)
+def _ask_s(deadline: Deadline) -> float:
+    """Return the time limit of one question to the brokers."""
+    return max(deadline.sooner(ASK_S).left_s, 0.1)
 
 
 def _log_errors(messages: list[Message]) -> None:

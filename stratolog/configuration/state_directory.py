@@ -30,6 +30,7 @@ from replicated_db.shell.rocks import RocksReader
 from schemas.result_codes import INVALID_REQUEST, NOT_SUPPORTED_OPERATION
 from schemas.sharding import shard_of
 from stratolog.errors import UsageError
+from transport.waiting.deadline import Deadline
 
 MANIFEST = "state.json"
 VERSION = 1
@@ -126,7 +127,7 @@ class StateReads(Reads):
         parameters: Mapping[str, str],
         consistency: Consistency,  # noqa: ARG002 - Reads' own
         *,
-        deadline_ms: int | None = None,  # noqa: ARG002 - Reads' own
+        deadline: Deadline | None = None,  # noqa: ARG002 - Reads' own
     ) -> Json:
         """Answer as a node does; raises RequestFailed."""
         parts = [unquote(part) for part in path.removeprefix("/v1/volumes").split("/") if part]

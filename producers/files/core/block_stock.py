@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from schemas.records.rows import BlockLocation
+from transport.waiting.core.backoff import Backoff
 
 BUSY_KEYS = 8
 BUSY_S = 1.0
@@ -36,6 +37,7 @@ FRESH_S = 30.0
 """For how long a reservation is used, in seconds."""
 CLOSED_S = 5.0
 LAST_CLOSED_S = 60.0
+CLOSED = Backoff(first_s=CLOSED_S, last_s=LAST_CLOSED_S)
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +73,8 @@ class BlockStock:
         self._asked = 0
         self._target = FIRST_TARGET
         self._closed_until_s = float("-inf")
-        self._close_s = CLOSED_S
+        self._failures = 0
+        """Failures and refusals in a row, those in one closed time as one."""
 
     # -- keys
 
@@ -106,7 +109,7 @@ class BlockStock:
 
     def on_committed(self, reservation: Reservation) -> None:
         """Note that a key was committed with a block of a reservation."""
-        self._close_s = CLOSED_S
+        self._failures = 0
         self._leave(reservation)
 
     def on_unused(self, reservation: Reservation) -> None:
@@ -178,8 +181,8 @@ class BlockStock:
 
     def _close(self, now_s: float) -> None:
         if not self._is_closed(now_s):
-            self._closed_until_s = now_s + self._close_s
-            self._close_s = min(2 * self._close_s, LAST_CLOSED_S)
+            self._failures += 1
+            self._closed_until_s = now_s + CLOSED.pause_s(self._failures)
 
     def _stop_using(self, reservation: Reservation) -> None:
         reservation.used = False

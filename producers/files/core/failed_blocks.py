@@ -18,11 +18,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transport.waiting.core.backoff import Backoff
+
 MAX_FAILED_BLOCKS = 10
 MIN_FAILED_BLOCKS = 3
 """This many blocks are tried even if they take long; more are tried only within two commit time-outs in all."""
-PAUSE_MS = 50
-LAST_PAUSE_MS = 2_000
+PAUSES = Backoff(first_s=0.2, last_s=2.0)
+"""Before the second block in a row that is tried after a failure, and later ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class KeyGivesUp:
 class TryAnotherBlock:
     """Write the bytes to a new block, after a pause."""
 
-    pause_ms: int
+    pause_s: float
 
 
 class FailedBlocks:
@@ -69,8 +71,7 @@ class FailedBlocks:
             return KeyGivesUp()
         if pipeline not in self.excluded:
             self.excluded.append(pipeline)
-        doubled_ms: int = PAUSE_MS * 2**self._in_a_row
-        return TryAnotherBlock(min(doubled_ms, LAST_PAUSE_MS) if self._in_a_row > 1 else 0)
+        return TryAnotherBlock(PAUSES.pause_s(self._in_a_row - 1))
 
     def on_ended_well(self) -> None:
         """Note that a block was committed and watched to its end."""

@@ -7,16 +7,10 @@ datanodes. So a client remembers a refusal, and asks again ASK_AGAIN_S later: th
 
 from __future__ import annotations
 
-from schemas.result_codes import (
-    INLINE_TOO_LARGE,
-    NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION,
-    REQUEST_TOO_LARGE,
-)
+from producers.blocks.core.write_ways import WayLeft
 
 ASK_AGAIN_S = 60.0
 """How long a client remembers that the cluster refused a PutKey."""
-TO_DATANODES = frozenset({INLINE_TOO_LARGE, NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION, REQUEST_TOO_LARGE})
-"""Codes of a refused PutKey whose bytes can be written to datanodes."""
 
 
 class InlineLimit:
@@ -30,7 +24,7 @@ class InlineLimit:
         """Return the most bytes of a key that is put into the tables, ``wanted_bytes`` at most; 0 = none is.
 
         >>> limit = InlineLimit()
-        >>> limit.on_refused(INLINE_TOO_LARGE, 5000, 1.0)
+        >>> limit.on_refused(WayLeft.ROW_TOO_LARGE, 5000, 1.0)
         >>> limit.bytes_at(16384, 2.0), limit.bytes_at(16384, 62.0)
         (4999, 16384)
         """
@@ -38,7 +32,7 @@ class InlineLimit:
             return wanted_bytes
         return min(wanted_bytes, self._refused[0])
 
-    def on_refused(self, status: str, size_bytes: int, now_s: float) -> None:
-        """Note that a key of ``size_bytes`` was refused with one of TO_DATANODES."""
-        most = 0 if status == NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION else max(size_bytes - 1, 0)
+    def on_refused(self, left: WayLeft, size_bytes: int, now_s: float) -> None:
+        """Note that a PutKey of ``size_bytes`` was refused: NO_ROWS, or ROW_TOO_LARGE."""
+        most = 0 if left is WayLeft.NO_ROWS else max(size_bytes - 1, 0)
         self._refused = most, now_s + ASK_AGAIN_S

@@ -45,13 +45,12 @@ from schemas.result_codes import (
     retry_after_ms,
 )
 from schemas.topics import MAX_REQUEST_BYTES
+from transport.waiting.core.backoff import Backoff
 
 MAX_DEADLINE_MS = 5 * 60_000
 """After this time a leader answers REQUEST_EXPIRED, so a longer wait is useless."""
 RESENDS_PER_STEP = 1000
 """Calls that are sent again in one step, at most; the others are due at the next step."""
-MAX_DOUBLINGS = 32
-"""Upper bound for the exponent of a wait, applied before the power is computed."""
 JITTER_SHARE = 0.25
 """The largest share by which jitter stretches a wait."""
 
@@ -152,6 +151,8 @@ class Calls:
         self._reply_partition = reply_partition
         self._shards = shards
         self._jitter = jitter
+        self._refused_waits = Backoff(first_s=policy.refusal_ms / 1000, last_s=policy.refusal_max_ms / 1000)
+        self._silent_waits = Backoff(first_s=policy.silence_ms / 1000, last_s=policy.silence_max_ms / 1000)
         self._secret = secret
         self._signs = signs
         self._calls: dict[int, Call] = {}
@@ -263,8 +264,8 @@ class Calls:
     def _refused(self, call: Call, response: Response, now_ms: float) -> None:
         policy = self.policy
         self._again.add(call.call_id)
-        wait_ms: float = min(policy.refusal_ms * 2 ** min(call.refusals, MAX_DOUBLINGS), policy.refusal_max_ms)
         call.refusals += 1
+        wait_ms = self._refused_waits.pause_ms(call.refusals)
         call.refusal = response
         if response.status == OVERLOADED:
             # A copy sent earlier, after silence or another refusal, would only lengthen the queue.
@@ -305,10 +306,9 @@ class Calls:
         return CallStep(resend=resend, expired=expired)
 
     def _resent(self, call: Call, now_ms: float) -> None:
-        policy = self.policy
-        wait_ms = min(policy.silence_ms * 2 ** min(call.sendings, MAX_DOUBLINGS), policy.silence_max_ms)
         self._again.add(call.call_id)
         call.sendings += 1
+        wait_ms = self._silent_waits.pause_ms(call.sendings)
         call.due_ms = min(now_ms + wait_ms * (1 + JITTER_SHARE * self._jitter()), call.deadline_ms)
 
     def abandon(self) -> list[Call]:

@@ -9,7 +9,7 @@ from crc32c import crc32c
 from producers.blocks.block_commit import BlockCommitter
 from producers.blocks.block_stream import CHUNK_CONNECTIONS, ChunkStream
 from producers.blocks.core.stream_window import Packet
-from producers.blocks.stream_options import CommitWay
+from producers.blocks.core.write_ways import CommitWay
 from producers.errors import DatanodeError
 from schemas.records.datanode import BlockCommitted, WriteChunk
 from schemas.stream_errors import BAD_FRAME

@@ -21,6 +21,7 @@ from producers.errors import RequestFailed, RetryableError
 from schemas.records.datanode import Member
 from schemas.result_codes import INTERNAL_ERROR
 from schemas.stream_errors import NO_SUCH_PIPELINE
+from transport.waiting.deadline import Deadline
 
 
 class World:
@@ -32,15 +33,17 @@ class World:
         self.addresses = {"dn1": "h1:1", "dn2": "h2:1"}
         self.failing: Exception | None = None
         self.answer: dict[str, Any] | None = None
-        self.asked: list[tuple[str, int | None]] = []
+        self.asked: list[tuple[str, bool]] = []
+        """Paths, and whether they were to be answered within TRY_MS."""
         reads: Any = self
         self.directory = Directory(reads)
 
     def get(
-        self, path: str, parameters: dict[str, str], consistency: str, *, deadline_ms: int | None = None
+        self, path: str, parameters: dict[str, str], consistency: str, *, deadline: Deadline | None = None
     ) -> dict[str, Any]:
         assert (parameters, consistency) == ({}, "stale")
-        self.asked.append((path, deadline_ms))
+        assert deadline is None or 0 < deadline.left_ms <= TRY_MS
+        self.asked.append((path, deadline is not None))
         if self.failing is not None:
             raise self.failing
         if self.answer is not None:
@@ -88,7 +91,7 @@ def test_a_pipeline_is_asked_for_once(world: World) -> None:
     assert (view.pipeline, view.partition, view.state, view.majority) == ("pipeline-1", 1, "OPEN", 2)
     assert view.members[0] == Member(datanode="dn1", address="h1:1", http_address="dn1:80", rack="/r")
     assert world.views() is view
-    assert world.asked == [(PATH, None)]
+    assert world.asked == [(PATH, False)]
 
 
 def test_a_pipeline_that_nobody_knows_is_an_error_that_may_pass(world: World) -> None:
@@ -122,7 +125,7 @@ def test_an_answer_that_is_none_is_named_and_changes_nothing(world: World, answe
 def test_the_name_of_the_cluster_comes_with_the_pipelines_or_from_the_status(world: World) -> None:
     assert world.directory.cluster_name() == "c"
     assert world.directory.cluster_name() == "c"
-    assert world.asked == [(PATH, None)]
+    assert world.asked == [(PATH, False)]
     older = World()
     older.answer = {"pipelines": []}
     with pytest.MonkeyPatch.context() as patched:
@@ -138,7 +141,7 @@ def test_the_name_of_the_cluster_comes_with_the_pipelines_or_from_the_status(wor
 def test_a_try_is_short_and_an_object_manager_that_just_failed_is_left_alone(world: World) -> None:
     world.failing = RetryableError("NO_LEADER", "nobody leads")
     world.directory.try_refresh()
-    assert world.asked == [(PATH, TRY_MS)]
+    assert world.asked == [(PATH, True)]
     world.later(SILENT_MS - 1)
     world.directory.try_refresh()
     assert world.pages() == 1
@@ -165,7 +168,7 @@ def test_who_needs_the_present_state_gets_no_older_answer(world: World) -> None:
     world.later(1)
     assert addresses(world.directory.current(view)) == ["h1:1", "h2:2"]
     assert world.slept == [pytest.approx((MIN_REFRESH_MS - 1) / 1000)], "it was just asked"
-    assert world.asked[-1] == (PATH, TRY_MS)
+    assert world.asked[-1] == (PATH, True)
     world.later(MIN_REFRESH_MS)
     world.directory.current(view)
     assert len(world.slept) == 1
@@ -220,7 +223,7 @@ def test_a_failure_confirms_no_address(world: World) -> None:
 
 def test_the_holders_of_a_container_are_none_if_nobody_says(world: World) -> None:
     assert [member.datanode for member in world.directory.holders(7)] == ["dn1", "dn2"]
-    assert world.asked == [(f"{CONTAINERS_PATH}/7", TRY_MS)]
+    assert world.asked == [(f"{CONTAINERS_PATH}/7", True)]
     answers: list[dict[str, Any]] = [{}, {"replicas": None}, {"replicas": [{}]}]
     for answer in answers:
         world.answer = answer

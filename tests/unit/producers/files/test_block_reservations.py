@@ -14,6 +14,7 @@ from producers.files.block_reservations import BlockReservations, Bucket, Reserv
 from producers.files.core.block_stock import BUSY_KEYS, BUSY_S, FRESH_S, RESERVED_BLOCKS
 from schemas.records.messages import DeleteKey, KeySession, ReleaseBlocks, RequestBody, ReserveBlocks, Response
 from schemas.records.rows import BlockLocation
+from transport.waiting.deadline import Deadline
 
 B: Bucket = ("v", "b")
 C: Bucket = ("v", "c")
@@ -96,7 +97,7 @@ class Site:
         return found
 
     def close(self) -> int:
-        return self.reservations.close(self.cluster)
+        return self.reservations.close(self.cluster, Deadline.never())
 
 
 @pytest.fixture

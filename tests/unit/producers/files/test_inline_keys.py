@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from producers.async_client import AsyncClient
+from producers.blocks.core.write_ways import WayLeft
 from producers.bulk.key_copy import get_file, put_file
 from producers.errors import ClientClosed, DatanodeError, InvalidArgument, NotFound, RequestFailed, RetryableError
-from producers.files.core.inline_limit import ASK_AGAIN_S, TO_DATANODES, InlineLimit
+from producers.files.core.inline_limit import ASK_AGAIN_S, InlineLimit
 from producers.files.inline_keys import InlineReader
 from producers.files.key_files import KeyInput
 from producers.requests.core.calls import Policy
@@ -481,14 +482,13 @@ def test_put_key_takes_bytes_alone(world):
 def test_a_refusal_is_remembered_for_a_while():
     limit = InlineLimit()
     assert limit.bytes_at(LIMIT, 0.0) == LIMIT
-    limit.on_refused(NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION, 5, 10.0)
+    limit.on_refused(WayLeft.NO_ROWS, 5, 10.0)
     assert limit.bytes_at(LIMIT, 10.0) == limit.bytes_at(LIMIT, 9.9 + ASK_AGAIN_S) == 0
     assert limit.bytes_at(LIMIT, 10.0 + ASK_AGAIN_S) == LIMIT
-    for status in TO_DATANODES - {NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION}:
-        limit.on_refused(status, 5000, 100.0)
-        assert (limit.bytes_at(LIMIT, 101.0), limit.bytes_at(100, 101.0)) == (4999, 100)
-        limit.on_refused(status, 0, 100.0)
-        assert limit.bytes_at(LIMIT, 101.0) == 0
+    limit.on_refused(WayLeft.ROW_TOO_LARGE, 5000, 100.0)
+    assert (limit.bytes_at(LIMIT, 101.0), limit.bytes_at(100, 101.0)) == (4999, 100)
+    limit.on_refused(WayLeft.ROW_TOO_LARGE, 0, 100.0)
+    assert limit.bytes_at(LIMIT, 101.0) == 0
 
 
 def test_many_threads_write_small_keys(world):

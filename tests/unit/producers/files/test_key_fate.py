@@ -15,7 +15,6 @@ from producers.errors import (
     StratologError,
 )
 from producers.files.core.failed_blocks import (
-    LAST_PAUSE_MS,
     MAX_FAILED_BLOCKS,
     MIN_FAILED_BLOCKS,
     FailedBlocks,
@@ -176,7 +175,7 @@ def verdicts(seconds: list[float]) -> list[KeyGivesUp | TryAnotherBlock]:
 
 def test_blocks_that_fail_at_once_are_tried_until_they_are_too_many() -> None:
     found = verdicts([0.0] * MAX_FAILED_BLOCKS)
-    pauses = [0, 200, 400, 800, 1600, *[LAST_PAUSE_MS] * (MAX_FAILED_BLOCKS - 6)]
+    pauses = [0.0, 0.2, 0.4, 0.8, 1.6, *[2.0] * (MAX_FAILED_BLOCKS - 6)]
     assert found == [*map(TryAnotherBlock, pauses), KeyGivesUp()]
 
 

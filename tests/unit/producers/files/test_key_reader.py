@@ -19,6 +19,7 @@ from schemas.records.packets import CELL_BYTES
 from schemas.records.rows import NEVER_WRITTEN
 from schemas.stream_errors import BLOCK_TOKEN_MISSING, CHECKSUM_MISMATCH, NOT_COMMITTED
 from tests.support.sdk.datanodes import KIB, World
+from transport.waiting.core.backoff import Backoff
 
 DATA = random.Random(5).randbytes(20 * CELL_BYTES + 100)
 Make = Callable[..., World]
@@ -26,7 +27,7 @@ Make = Callable[..., World]
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    monkeypatch.setattr(key_reader, "FIRST_PAUSE_MS", 0)
+    monkeypatch.setattr(key_reader, "PAUSES", Backoff(first_s=1e-9, last_s=1e-9))
     made: list[World] = []
 
     def begin(racks: dict[str, str] | None = None, **settings: Any) -> World:
@@ -312,7 +313,7 @@ def test_rounds_are_further_apart_each_time_and_the_object_manager_is_asked_betw
     read(reader, 0, 1)
     refuse_all(world)
     pauses: list[float] = []
-    monkeypatch.setattr(key_reader, "FIRST_PAUSE_MS", 7)
+    monkeypatch.setattr(key_reader, "PAUSES", Backoff(first_s=0.007, last_s=0.014))
     monkeypatch.setattr(key_reader, "time", SimpleNamespace(sleep=pauses.append))
     refreshed: list[int] = []
     monkeypatch.setattr(world.client.streams.directory, "try_refresh", lambda: refreshed.append(len(pauses)))

@@ -12,8 +12,7 @@ import pytest
 from datanode_processors.errors import BlockError
 from om_processors.errors import OMError
 from producers.errors import ClientClosed, RequestFailed, RetryableError, StratologError
-from producers.files.core.failed_blocks import PAUSE_MS
-from producers.files.key_writer import KeyWriter
+from producers.files.key_writer import NO_PIPELINE, KeyWriter
 from schemas.records.messages import AllocateBlock, CommitKey, CreateKey
 from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE, QUOTA_EXCEEDED
 from tests.support.sdk.datanodes import KIB
@@ -206,7 +205,7 @@ def no_pipeline(world, kind, status=FAILED_TO_FIND_ACTIVE_PIPELINE):
 
 
 def test_who_waits_for_a_pipeline_gives_up_at_the_commit_timeout(make):
-    world = make(commit_timeout_ms=4 * PAUSE_MS)
+    world = make(commit_timeout_ms=round(4 * NO_PIPELINE.pause_ms(1)))
     refused = no_pipeline(world, CreateKey)
     with pytest.raises(RequestFailed, match="FAILED_TO_FIND_ACTIVE_PIPELINE: CreateKey /v/b/k: none takes blocks"):
         KeyWriter(world.client, world.client.streams, ("v", "b", "k"), size=BLOCK, options=world.options)

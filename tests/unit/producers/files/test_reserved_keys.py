@@ -20,7 +20,7 @@ import pytest
 
 from om_processors.namespace.access import ACCESS_RULES
 from producers.async_client import AsyncClient
-from producers.blocks.stream_options import CommitWay
+from producers.blocks.core.write_ways import CommitWay
 from producers.client import CLOSE_TIMEOUT_MS
 from producers.errors import ClientClosed, NotFound, OutcomeUnknown, RequestFailed, RetryableError, TooManyInFlight
 from producers.files.block_reservations import BlockReservations
@@ -33,6 +33,7 @@ from schemas.column_families import OPEN_KEY_TABLE
 from schemas.features import BLOCK_RESERVATIONS
 from schemas.records.identity import ProvenCaller
 from schemas.records.messages import (
+    CommitKey,
     CommitReserved,
     DeleteKey,
     ExpireOpenKeys,
@@ -785,6 +786,35 @@ def test_an_awaited_client_closes_likewise(busy: Writing) -> None:
         return time.monotonic() - began_s
 
     assert asyncio.run(run()) < CLOSE_TIMEOUT_MS / 1000 / 2
+
+
+def test_an_awaited_client_waits_for_its_files_no_longer_than_it_was_told(busy: Writing) -> None:
+    """A thread of it waited for an answer until the call's deadline, and the end of the client for the thread."""
+
+    async def run() -> None:
+        client = AsyncClient(
+            "memory:0", read_from=[busy.world.om.address], open_pipeline=lambda _: busy.client.pipeline,
+            streams=busy.world.options,
+        )  # fmt: skip
+        await client.connect()
+        file = await client.open("/v/b/k", "wb")
+        await file.write(b"hello")
+        sent = asyncio.Event()
+        told = asyncio.get_running_loop().call_soon_threadsafe
+
+        def lose(_call: Call) -> bool:
+            told(sent.set)
+            return True
+
+        busy.world.connection.lost = lose
+        closing = asyncio.ensure_future(file.close())
+        await sent.wait()
+        (unanswered,) = await client.close(timeout_ms=50)
+        assert isinstance(unanswered, CommitKey)
+        with pytest.raises(OutcomeUnknown):
+            await closing
+
+    asyncio.run(run())
 
 
 # -- commits that the thread of an exchange sends ----------------------------------------------------------------------

@@ -23,6 +23,7 @@ from schemas.records.datanode import Member
 from schemas.records.packets import CELL_BYTES
 from schemas.stream_errors import TIMED_OUT
 from tests.support.sdk.datanodes import KIB, World
+from transport.waiting.core.backoff import Backoff
 
 DATA = random.Random(7).randbytes(20 * CELL_BYTES + 100)
 RACKS = {"dn11": "/near/1", "dn12": "/far/2", "dn13": "/far/3"}
@@ -32,7 +33,7 @@ LONG_MS = 60_000
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., World]]:
-    monkeypatch.setattr(key_reader, "FIRST_PAUSE_MS", 0)
+    monkeypatch.setattr(key_reader, "PAUSES", Backoff(first_s=1e-9, last_s=1e-9))
     monkeypatch.setattr(key_reader, "LOOK_MS", 20)
     made: list[World] = []
 

@@ -14,6 +14,7 @@ from producers.reads.reads import Reads
 from schemas.leader_names import member_name, node_and_address
 from tests.support.sdk.memory import MemoryCluster, volume_row
 from tests.support.sdk.nodes import Node
+from transport.waiting.deadline import Deadline
 
 PATIENCE_S = 10.0
 
@@ -103,10 +104,10 @@ def test_what_is_known_is_kept_while_the_brokers_tell_nothing(cluster):
     node = Node(cluster)
     brokers = Brokers(host_of(node))
     addresses = NodeAddresses([], brokers.find)
-    known = addresses.in_order(1)
+    known = addresses.in_order(Deadline.after_s(1))
     brokers.addresses = []
     addresses.none_answered()
-    assert addresses.in_order(1) == known
+    assert addresses.in_order(Deadline.after_s(1)) == known
     node.close()
 
 
@@ -129,16 +130,16 @@ def test_others_go_on_with_the_nodes_that_are_known_while_one_looks():
     brokers = SlowBrokers("x:1")
     brokers.may_answer.set()
     addresses = NodeAddresses([], brokers.find)
-    known = addresses.in_order(1)
+    known = addresses.in_order(Deadline.after_s(1))
     brokers.may_answer.clear()
     brokers.asking.clear()
     addresses._looked_at_s = float("-inf")
     addresses.none_answered()
     with ThreadPoolExecutor(max_workers=2) as pool:
-        looking = pool.submit(addresses.in_order, PATIENCE_S)
+        looking = pool.submit(addresses.in_order, Deadline.after_s(PATIENCE_S))
         assert brokers.asking.wait(PATIENCE_S)
         try:
-            assert pool.submit(addresses.in_order, PATIENCE_S).result(PATIENCE_S / 2) == known
+            assert pool.submit(addresses.in_order, Deadline.after_s(PATIENCE_S)).result(PATIENCE_S / 2) == known
             assert not looking.done()
         finally:
             brokers.may_answer.set()
@@ -149,10 +150,10 @@ def test_who_knows_no_node_waits_for_the_look_no_longer_than_it_may():
     brokers = SlowBrokers("x:1")
     addresses = NodeAddresses([], brokers.find)
     with ThreadPoolExecutor(max_workers=2) as pool:
-        looking = pool.submit(addresses.in_order, PATIENCE_S)
+        looking = pool.submit(addresses.in_order, Deadline.after_s(PATIENCE_S))
         assert brokers.asking.wait(PATIENCE_S)
         try:
-            waiting = pool.submit(addresses.in_order, 0.01)
+            waiting = pool.submit(addresses.in_order, Deadline.after_s(0.01))
             with pytest.raises(NotConnected, match="have not told yet"):
                 waiting.result(PATIENCE_S / 2)
         finally:
@@ -168,7 +169,7 @@ def test_the_brokers_are_waited_for_no_longer_than_a_look_may_take(timeout_s, as
         asked.append(look_s)
         return ["x:1"]
 
-    NodeAddresses([], find).in_order(timeout_s)
+    NodeAddresses([], find).in_order(Deadline.after_s(timeout_s, lambda: 100.0))
     assert asked == [asked_for_s]
 
 
@@ -188,11 +189,11 @@ def test_a_failed_look_keeps_nothing_of_what_it_was_made_with(monkeypatch):
 
     addresses = NodeAddresses([], find)
     with pytest.raises(NotConnected, match="no node is in the group"):
-        addresses.in_order(1)
+        addresses.in_order(Deadline.after_s(1))
     gc.collect()
     assert [one() for one in held] == [None]
     with pytest.raises(NotConnected, match="no node is in the group"):
-        addresses.in_order(1)
+        addresses.in_order(Deadline.after_s(1))
     assert len(held) == 1
 
 
@@ -220,10 +221,13 @@ def test_a_member_name_holds_node_and_address(node, address):
 
 
 def test_nodes_that_are_asked_in_tls_are_never_asked_in_clear():
-    assert NodeAddresses(["a:1", "https://b:2"], None, is_secure=True).in_order(1.0) == ["https://a:1", "https://b:2"]
+    assert NodeAddresses(["a:1", "https://b:2"], None, is_secure=True).in_order(Deadline.after_s(1)) == [
+        "https://a:1",
+        "https://b:2",
+    ]
     with pytest.raises(InvalidArgument, match="'http://a:1' is asked in clear, and 'tls' is given"):
         NodeAddresses(["b:2", "http://a:1"], None, is_secure=True)
-    assert NodeAddresses(["a:1", "https://b:2"], None).in_order(1.0) == ["http://a:1", "https://b:2"]
+    assert NodeAddresses(["a:1", "https://b:2"], None).in_order(Deadline.after_s(1)) == ["http://a:1", "https://b:2"]
 
 
 def test_addresses_that_are_none_are_an_illegal_argument():
@@ -241,6 +245,6 @@ def test_whether_there_is_any_hope_of_a_node():
 def test_the_node_that_answered_last_comes_first_and_the_others_keep_their_order():
     nodes = NodeAddresses(["a:1", "b:2", "c:3"], None)
     nodes.answered("http://c:3")
-    assert nodes.in_order(1.0) == ["http://c:3", "http://a:1", "http://b:2"]
+    assert nodes.in_order(Deadline.after_s(1)) == ["http://c:3", "http://a:1", "http://b:2"]
     nodes.answered("http://b:2")
-    assert nodes.in_order(1.0) == ["http://b:2", "http://a:1", "http://c:3"]
+    assert nodes.in_order(Deadline.after_s(1)) == ["http://b:2", "http://a:1", "http://c:3"]

@@ -297,7 +297,8 @@ def test_a_page_says_where_the_next_one_begins(reads, monkeypatch):
     pages[""] = {"entries": [vars_of("k1")], "truncated": True, "next_after": "k1"}
     asked = []
 
-    def get(path, parameters, consistency):
+    def get(path, parameters, consistency, *, deadline):
+        assert deadline is not None, "that of the page, which may have asked at the door first"
         asked.append(parameters.get("start_after", ""))
         return pages[asked[-1]]
 

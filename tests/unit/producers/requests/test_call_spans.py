@@ -24,6 +24,7 @@ from schemas.result_codes import VOLUME_NOT_FOUND
 from schemas.trace_context import traceparent_of
 from tests.support.sdk.memory import MemoryCluster, pipeline_to
 from tests.support.tracing.spans import KeptSpans
+from transport.waiting.deadline import Deadline
 
 PATIENCE_S = 60
 
@@ -46,7 +47,7 @@ class TracedCalls(KeptSpans):
 def traced() -> Iterator[TracedCalls]:
     made = TracedCalls()
     yield made
-    made.pipeline.close(0)
+    made.pipeline.close(Deadline.after_ms(0))
 
 
 def test_a_call_is_a_span_below_the_callers(traced: TracedCalls):
@@ -67,7 +68,7 @@ def test_an_error_is_the_spans_and_the_callers(traced: TracedCalls):
 
 
 def test_a_call_that_is_not_sent_ends_its_span(traced: TracedCalls):
-    traced.pipeline.close(0)
+    traced.pipeline.close(Deadline.after_ms(0))
     with pytest.raises(ClientClosed):
         traced.pipeline.submit(CreateVolume(volume="v1"), lambda _: None)
     assert [span.status.status_code for span in traced.ended()] == [StatusCode.ERROR]

@@ -16,6 +16,7 @@ from schemas.codecs import codec
 from schemas.records.messages import CreateVolume, Response
 from schemas.result_codes import NOT_LEADER, VOLUME_ALREADY_EXISTS
 from tests.support.sdk.memory import MemoryCluster, pipeline_to, volume_row
+from transport.waiting.deadline import Deadline
 
 PATIENCE_S = 60
 Queue = SimpleQueue[Any]
@@ -35,7 +36,7 @@ def opened():
     for pipeline, connection in made:
         connection.failure = None
         connection.release()
-        pipeline.close(0)
+        pipeline.close(Deadline.after_ms(0))
 
 
 def call(pipeline, volume):
@@ -295,12 +296,12 @@ def test_closing_waits_for_answers_and_refuses_new_calls(opened):
     pipeline.submit(CreateVolume(volume="v1"), told.put)
     timer = threading.Timer(0.05, connection.release)
     timer.start()
-    assert pipeline.close(PATIENCE_S * 1000) == []
+    assert pipeline.close(Deadline.after_ms(PATIENCE_S * 1000)) == []
     assert told.get(timeout=PATIENCE_S).status == "OK"
     assert connection.closed
     with pytest.raises(ClientClosed):
         pipeline.submit(CreateVolume(volume="v2"), told.put)
-    assert pipeline.close(0) == []
+    assert pipeline.close(Deadline.after_ms(0)) == []
 
 
 def test_closing_waits_for_callers_but_not_for_what_the_client_sent_on_its_own(opened):
@@ -312,7 +313,7 @@ def test_closing_waits_for_callers_but_not_for_what_the_client_sent_on_its_own(o
     connection.held = True
     pipeline.submit(CreateVolume(volume="v1"), told.put)
     threading.Timer(0.05, connection.release).start()
-    assert pipeline.close(PATIENCE_S * 1000, lambda body: body == own) == [own]
+    assert pipeline.close(Deadline.after_ms(PATIENCE_S * 1000), lambda body: body == own) == [own]
     assert [type(told.get(timeout=PATIENCE_S)) for _ in range(2)] == [Response, OutcomeUnknown]
 
 
@@ -323,7 +324,7 @@ def test_closing_names_what_is_unanswered(opened):
     bodies = [CreateVolume(volume=f"v{number}") for number in range(3)]
     for body in bodies:
         pipeline.submit(body, told.put)
-    assert pipeline.close(10) == bodies
+    assert pipeline.close(Deadline.after_ms(10)) == bodies
     for body in bodies:
         outcome = told.get(timeout=PATIENCE_S)
         assert isinstance(outcome, OutcomeUnknown)
@@ -345,7 +346,7 @@ def test_closing_wakes_whoever_waits_for_room(opened):
 
     waiting = threading.Thread(target=second)
     waiting.start()
-    pipeline.close(10)
+    pipeline.close(Deadline.after_ms(10))
     waiting.join(PATIENCE_S)
     assert {type(told.get(timeout=PATIENCE_S)) for _ in range(2)} == {OutcomeUnknown, ClientClosed}
 
@@ -356,7 +357,7 @@ def test_closing_from_a_callback_is_refused(opened):
 
     def close(_outcome):
         try:
-            pipeline.close(0)
+            pipeline.close(Deadline.after_ms(0))
         except RuntimeError as error:
             told.put(error)
 

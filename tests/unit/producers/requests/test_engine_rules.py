@@ -27,6 +27,7 @@ from tests.support.local.secret import SECRET
 from tests.support.local.waiting import eventually
 from tests.support.sdk.memory import MemoryCluster, MemoryConnection, pipeline_to
 from tests.support.security.certified import Certified
+from transport.waiting.deadline import Deadline
 
 WAIT_S = 30.0
 Open = Callable[..., tuple[RequestEngine, MemoryConnection]]
@@ -43,7 +44,7 @@ def opened() -> Iterator[Open]:
     yield begin
     for pipeline, connection in made:
         connection.release()
-        pipeline.close(0)
+        pipeline.close(Deadline.after_ms(0))
 
 
 def submitted(pipeline: RequestEngine, *volumes: str) -> SimpleQueue[Any]:
@@ -191,7 +192,7 @@ def test_a_client_that_is_closed_tells_what_is_unanswered_and_closes_its_connect
     pipeline, connection = opened()
     connection.held = True
     told = submitted(pipeline, "v1")
-    assert pipeline.close(0) == [CreateVolume(volume="v1")]
+    assert pipeline.close(Deadline.after_ms(0)) == [CreateVolume(volume="v1")]
     outcome = told.get(timeout=WAIT_S)
     assert isinstance(outcome, OutcomeUnknown)
     assert "the client was closed before an answer came" in outcome.message
@@ -220,7 +221,7 @@ def test_who_waits_for_room_is_told_when_the_client_fails(opened: Open) -> None:
     connection.fail(OSError("the cable is cut"))
     assert "the client failed: OSError: the cable is cut" in str(raised.get(timeout=WAIT_S))
     waiting.join(WAIT_S)
-    assert pipeline.close(60_000) == []
+    assert pipeline.close(Deadline.after_ms(60_000)) == []
     assert connection.closed
 
 

@@ -18,6 +18,7 @@ from producers.requests.core.calls import Policy
 from producers.requests.listeners import check_listening
 from producers.requests.transport import _BrokersDown
 from tests.support.sdk.memory import MemoryCluster, client_to
+from transport.waiting.deadline import Deadline
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def free_address() -> str:
 
 
 def test_one_listener_of_several_will_do(listener):
-    check_listening(f"{free_address()}, PLAINTEXT://{listener},", 5)
+    check_listening(f"{free_address()}, PLAINTEXT://{listener},", Deadline.after_s(5))
 
 
 @pytest.mark.parametrize(
@@ -42,15 +43,15 @@ def test_one_listener_of_several_will_do(listener):
 )
 def test_where_nobody_listens_is_told_with_the_addresses(address):
     with pytest.raises(NotConnected) as caught:
-        check_listening(address, 0.1)
+        check_listening(address, Deadline.after_s(0.1))
     assert f"nobody listens at {address}" in str(caught.value)
 
 
 def test_a_port_that_is_too_large_is_none_although_the_system_would_take_its_last_bits(listener):
     host, _, port = listener.rpartition(":")
-    check_listening(listener, 5)
+    check_listening(listener, Deadline.after_s(5))
     with pytest.raises(NotConnected, match="nobody listens"):
-        check_listening(f"{host}:{int(port) + 65_536}", 0.1)
+        check_listening(f"{host}:{int(port) + 65_536}", Deadline.after_s(0.1))
 
 
 @pytest.fixture
@@ -69,8 +70,8 @@ def silent():
 
 
 def test_a_broker_that_is_slow_to_answer_is_not_taken_for_none(silent):
-    check_listening(silent, 0.5)
-    check_listening(f"{free_address()},{silent}", 5)
+    check_listening(silent, Deadline.after_s(0.5))
+    check_listening(f"{free_address()},{silent}", Deadline.after_s(5))
 
 
 def test_a_client_of_a_slow_broker_takes_the_time_that_it_was_given(silent):
@@ -81,7 +82,7 @@ def test_a_client_of_a_slow_broker_takes_the_time_that_it_was_given(silent):
 
 def test_a_name_that_nobody_knows_is_told():
     with pytest.raises(NotConnected, match="nobody listens at no.such.host.invalid"):
-        check_listening("no.such.host.invalid:9092", 0.1)
+        check_listening("no.such.host.invalid:9092", Deadline.after_s(0.1))
 
 
 def test_a_listener_that_is_just_starting_is_found():
@@ -96,7 +97,7 @@ def test_a_listener_that_is_just_starting_is_found():
     thread = threading.Thread(target=start)
     thread.start()
     try:
-        check_listening(address, 10)
+        check_listening(address, Deadline.after_s(10))
     finally:
         thread.join()
         servers[0].close()

@@ -27,6 +27,7 @@ from schemas.security.certificates import AN_OM, Role
 from schemas.security.tls import ProcessTls, TlsFiles
 from tests.support.local.secret import SECRET
 from tests.support.security.certified import Certified
+from transport.waiting.deadline import Deadline
 from transport.web import bounded_server, http_server
 from transport.web.http_guard import HttpGuard
 from transport.web.http_server import HttpServer
@@ -137,7 +138,7 @@ def test_reads_speak_tls_and_refuse_the_rest(site: Certified, server: Server, pl
 
 def test_what_the_brokers_tell_is_asked_in_tls():
     found = NodeAddresses([], lambda _: ["http://om1:9", "om2:9"], is_secure=True)
-    assert found.in_order(1.0) == ["https://om1:9", "https://om2:9"]
+    assert found.in_order(Deadline.after_s(1)) == ["https://om1:9", "https://om2:9"]
 
 
 def test_members_ask_each_other_in_tls(site: Certified, server: Server, plain: Server):
