@@ -17,6 +17,8 @@ import typer
 from confluent_kafka import KafkaException
 
 from schemas.codecs.block_rows import block_of_key
+from schemas.settings.declaring import values_for
+from schemas.settings.table import AuditSettings
 from spark_streaming import dashboard
 from spark_streaming.records.core.freshness import judged
 from spark_streaming.records.report_times import ReportTimes
@@ -32,7 +34,6 @@ from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
 from stratolog.extras import check_spark
 from stratolog.local.jars import spark_jars
 from stratolog.local.processes import log_tail
-from stratolog.local.spawning import audit_heap
 
 if TYPE_CHECKING:
     from schemas.records.messages import Verdict
@@ -132,11 +133,11 @@ def audit_once(
             "kafka": dict(settings.kafka),
             "work_dir": str(folder / "work"),
             "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
-            "report_timeout_ms": report_timeout_ms,
+            **values_for(AuditSettings, settings),
+            "audit_report_timeout_ms": report_timeout_ms,
             "require_blocks": require_blocks,
             "semantics": semantics,
             "cluster": settings.cluster,
-            **audit_heap(settings),
         }
         path = folder / "audit.json"
         path.write_text(json.dumps(config))

@@ -1,15 +1,21 @@
-"""Configurations of nodes as the settings make them: where block tokens are on."""
+"""Configurations of nodes as the settings make them: their slices, and where block tokens are on."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stratolog.configuration.node_configs import has_block_tokens
+from schemas.settings.declaring import SettingsGroup
+from schemas.settings.table import DatanodeSlice, NodeSlice
+from stratolog.configuration.cluster_secret import make_secret
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.node_configs import datanode_config, has_block_tokens, node_config
 from stratolog.configuration.settings import Settings
 from stratolog.errors import UsageError
+from tests.support.local.other_settings import ANOTHER
 
 TLS: dict[str, Any] = {"tls_ca_file": Path("ca.pem")}
 
@@ -35,3 +41,32 @@ def test_block_tokens_are_on_where_users_are_told_apart(given: dict[str, Any], o
 def test_block_tokens_without_tls_are_refused_by_name():
     with pytest.raises(UsageError, match="setting 'block_tokens' is true, and 'tls_ca_file' is not given"):
         has_block_tokens(Settings(block_tokens=True))
+
+
+def told(folder: Path, **more: str) -> Settings:
+    """Return settings that all differ from their defaults, but for those that need files of their own."""
+    given = {name: value for name, value in ANOTHER.items() if not name.startswith(("tls_", "kafka"))}
+    given |= {"data_dir": str(folder), "cluster_secret_file": str(folder / "secret"), "block_tokens": "false", **more}
+    del given["key_encryption_file"]
+    settings = load_settings(environment={f"STRATOLOG_{name.upper()}": value for name, value in given.items()})
+    make_secret(settings.secret_file)
+    return settings
+
+
+def test_a_node_and_a_datanode_are_told_all_of_their_settings(tmp_path: Path):
+    settings = told(tmp_path)
+    made: dict[type[SettingsGroup], SettingsGroup] = {
+        NodeSlice: node_config(settings, "a"), DatanodeSlice: datanode_config(settings, "d1"),
+    }  # fmt: skip
+    for group, config in made.items():
+        names = [one.name for one in fields(group)]
+        assert {name: getattr(config, name) for name in names} == {name: getattr(settings, name) for name in names}
+        assert [name for name in names if getattr(config, name) == getattr(group, name)] == []
+
+
+def test_a_datanode_that_would_count_as_dead_between_heartbeats_is_refused(tmp_path: Path):
+    settings = told(tmp_path, datanode_heartbeat_interval_ms="1001", datanode_timeout_ms="1000")
+    with pytest.raises(
+        UsageError, match="'datanode_heartbeat_interval_ms' is 1001: it must be at most 'datanode_timeout_ms', .* 1000"
+    ):
+        datanode_config(settings, "d1")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from schemas.settings.table import AuditSettings
 from spark_streaming.configuration.audit_config import AuditConfig, load_config
 from spark_streaming.records.session import _own
 from stratolog.commands import audit
@@ -15,8 +17,9 @@ from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
 from stratolog.local import spawning
 from stratolog.local.spawning import AUDIT_TASKS, ONE_TASK_SHARDS, audit_command, audit_tasks
+from tests.support.local.other_settings import ANOTHER
 
-DEFAULT_HEAP = AuditConfig.__dataclass_fields__["driver_memory"].default
+DEFAULT_HEAP = f"{AuditSettings.audit_heap_mib}m"
 
 
 def settings_with(folder: Path, **variables: str) -> Settings:
@@ -48,6 +51,15 @@ def test_the_running_audit_has_the_heap_that_is_set(
     *_, option, path = audit_command(settings_with(tmp_path, **variables))
     assert (option, path) == ("--config", str(tmp_path / "audit" / "audit.json"))
     assert _own(load_config(Path(path)).spark())["spark.driver.memory"] == heap
+
+
+def test_the_running_audit_is_told_all_of_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    no_jars(monkeypatch, tmp_path)
+    names = [one.name for one in fields(AuditSettings)]
+    settings = settings_with(tmp_path, **{f"STRATOLOG_{name.upper()}": ANOTHER[name] for name in names})
+    found = load_config(Path(audit_command(settings)[-1]))
+    assert {name: getattr(found, name) for name in names} == {name: getattr(settings, name) for name in names}
+    assert [name for name in names if getattr(found, name) == getattr(AuditSettings, name)] == []
 
 
 @pytest.mark.parametrize(
