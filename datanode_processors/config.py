@@ -12,7 +12,7 @@ from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
 from schemas.security.tls import ProcessTls
 from schemas.settings.declaring import with_old_names
-from schemas.settings.table import DatanodeSlice
+from schemas.settings.table import DatanodeSettings, ReplicaSettings
 from schemas.settings.values import DEFAULT_RACK
 
 OLD_NAMES = {
@@ -27,7 +27,7 @@ OLD_NAMES = {
 
 @with_old_names(OLD_NAMES)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatanodeConfig(DatanodeSlice):
+class DatanodeConfig(ReplicaSettings, DatanodeSettings):
     """One datanode of a cluster; raises ValueError naming the field that is wrong."""
 
     node: str

@@ -12,12 +12,12 @@ from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
 from schemas.security.tls import ProcessTls
 from schemas.settings.declaring import with_old_names
-from schemas.settings.table import OLD_NAMES, NodeSlice
+from schemas.settings.table import OLD_NAMES, BlockSettings, ClusterSettings, NodeSettings, ReplicaSettings
 
 
 @with_old_names(OLD_NAMES)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeConfig(NodeSlice):
+class NodeConfig(ClusterSettings, NodeSettings, ReplicaSettings, BlockSettings):
     """One node of a cluster; raises ValueError naming the field that is wrong."""
 
     node: str

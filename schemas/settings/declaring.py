@@ -1,12 +1,11 @@
 """How a setting is declared, checked, and known by a name that it had before.
 
-A *group* is a dataclass of settings that the same processes read (``FOR_WHOM``); a setting is a field of one group. Its
+A *group* is a dataclass of settings that the same processes read (``for_whom``); a setting is a field of one group. Its
 annotation is the type, :func:`setting` says how a value is read (which holds the bounds) and what it is unless it is
-set, the docstring below it what it does. A *slice* inherits groups and adds nothing; a process's configuration inherits
-its slice and adds who the process is.
+set, the docstring below it what it does. On a group, a field's name is its default: ``StreamSettings.flush_bytes``.
 
-Groups have no slots, so that a class may inherit several of them; what is made of them has. On a group, a field's name
-is its default: ``StreamSettings.flush_bytes``.
+The configuration of a process inherits groups, adds who the process is, and gets its *slice* of the table by
+:func:`slice_of`. Groups have neither slots nor constructors, since only what inherits them is ever made.
 """
 
 from __future__ import annotations
@@ -56,11 +55,15 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsGroup:
-    """Settings that the same processes read; base of groups, slices and configurations."""
+    """Settings that the same processes read; base of groups and of what inherits them."""
 
-    __slots__ = ()
+    FOR_WHOM: ClassVar[tuple[Audience, ...]]
 
-    FOR_WHOM: ClassVar[tuple[Audience, ...]] = ()
+    def __init_subclass__(cls, for_whom: tuple[Audience, ...] = ()) -> None:
+        """Say who reads the settings of a group; what inherits groups says nothing."""
+        super().__init_subclass__()
+        if for_whom:
+            cls.FOR_WHOM = for_whom
 
     def check_settings(self) -> None:
         """Raise ValueError, naming setting, value and what is allowed, if one is wrong.
@@ -78,9 +81,10 @@ class SettingsGroup:
                     raise ValueError(f"setting '{one.name}': {error}") from error
 
 
-def values_for(group: type[SettingsGroup], settings: SettingsGroup) -> dict[str, Any]:
-    """Return the settings of ``group`` as keywords: the slice of a configuration that inherits the group."""
-    return {one.name: getattr(settings, one.name) for one in fields(group)}
+def slice_of(made: type[SettingsGroup], settings: SettingsGroup) -> dict[str, Any]:
+    """Return, as keywords, the settings of all groups that ``made`` is or inherits: a process's slice of the table."""
+    groups = [group for group in made.__mro__ if "FOR_WHOM" in vars(group)]
+    return {one.name: getattr(settings, one.name) for group in groups for one in fields(group)}
 
 
 def renamed(given: Mapping[str, Any], names: Mapping[str, str], tell: Callable[[str], None]) -> dict[str, Any]:

@@ -1,17 +1,16 @@
 """The settings: each is declared here, once.
 
-Groups stand in the order in which the reference lists them (``GROUPS``). Slices at the end say which groups a process's
-configuration takes; a group that no slice takes says where things are and who a process is, and configurations are made
-from that (``stratolog.configuration.node_configs``). Times are milliseconds unless the name says otherwise.
+Groups stand in the order in which the reference lists them. The configuration of a process inherits the groups that say
+what the process does. The others say where things are and who is who, and ``stratolog.configuration.node_configs``
+makes of them what a configuration says of that. Times are milliseconds unless the name says otherwise.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
-from schemas.records.packets import PACKET_BYTES
 from schemas.settings import values
 from schemas.settings.declaring import Audience, SettingsGroup, setting
 from schemas.settings.values import DEFAULT_RACK, DatanodeAddress, NodeAddress
@@ -36,13 +35,9 @@ OLD_NAMES = {"watchdog_ms": "leader_watchdog_ms"}
 """Names that settings had in files and variables until this release."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlaceSettings(SettingsGroup):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class PlaceSettings(SettingsGroup, for_whom=EVERY_PROCESS):
     """Where the cluster is, and how its processes know each other."""
-
-    __slots__ = ()
-
-    FOR_WHOM: ClassVar[tuple[Audience, ...]] = EVERY_PROCESS
 
     bootstrap_servers: str = setting(values.addresses, "127.0.0.1:9092")
     """Kafka's ``bootstrap.servers``: ``host:port``, separated by commas."""
@@ -91,13 +86,9 @@ class PlaceSettings(SettingsGroup):
     """
 
 
-@dataclass(frozen=True, kw_only=True)
-class StackSettings(SettingsGroup):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class StackSettings(SettingsGroup, for_whom=(Audience.COMMAND, Audience.STACK)):
     """What the local stack, and the topics of a cluster, are made of."""
-
-    __slots__ = ()
-
-    FOR_WHOM: ClassVar[tuple[Audience, ...]] = (Audience.COMMAND, Audience.STACK)
 
     brokers: int = setting(values.one_of_integers(1, 3), 1)
     """Kafka brokers of the local stack; three means replication factor 3 and min.insync 2."""
@@ -117,13 +108,9 @@ class StackSettings(SettingsGroup):
     """Whether the local stack runs the dashboard."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerSettings(SettingsGroup):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class ServerSettings(SettingsGroup, for_whom=(Audience.NODE, Audience.DATANODE)):
     """Whom the servers of members answer."""
-
-    __slots__ = ()
-
-    FOR_WHOM: ClassVar[tuple[Audience, ...]] = (Audience.NODE, Audience.DATANODE)
 
     http_hosts: tuple[str, ...] = setting(values.hosts, (), is_new=True)
     """Names by which nodes' HTTP servers are asked, beside addresses, localhost and nodes' own hosts; ``*`` = any."""
@@ -134,13 +121,9 @@ class ServerSettings(SettingsGroup):
     """
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodePlaceSettings(SettingsGroup):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class NodePlaceSettings(SettingsGroup, for_whom=(Audience.NODE,)):
     """How a node knows the other nodes, and strangers."""
-
-    __slots__ = ()
-
-    FOR_WHOM: ClassVar[tuple[Audience, ...]] = (Audience.NODE,)
 
     bootstrap_peers: tuple[str, ...] = setting(values.peers, (), is_new=True)
     """Nodes to take checkpoints from, as ``name=host:port``. Unset: all other ``nodes``."""
@@ -148,13 +131,9 @@ class NodePlaceSettings(SettingsGroup):
     """Whether nodes run with ``auth = none`` also where other machines reach them; else they do not start there."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterSettings(SettingsGroup):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class ClusterSettings(SettingsGroup, for_whom=(Audience.NODE, Audience.COMMAND, Audience.STACK)):
     """What nodes and commands must know alike."""
-
-    __slots__ = ()
-
-    FOR_WHOM: ClassVar[tuple[Audience, ...]] = (Audience.NODE, Audience.COMMAND, Audience.STACK)
 
     shards: int = setting(values.integer(1, MAX_SHARDS), 2)
     """Partitions of the request and log topics; fixed when the cluster is created."""
@@ -165,13 +144,9 @@ class ClusterSettings(SettingsGroup):
     """
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeSettings(SettingsGroup):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class NodeSettings(SettingsGroup, for_whom=(Audience.NODE,)):
     """What an Object Manager node does alone."""
-
-    __slots__ = ()
-
-    FOR_WHOM: ClassVar[tuple[Audience, ...]] = (Audience.NODE,)
 
     pipelines: tuple[str, ...] = setting(values.pipelines, ("pipeline-1", "pipeline-2"))
     """Pipelines that blocks are allocated on while there are no ``datanodes``: mere names, nothing stores bytes."""
@@ -186,7 +161,7 @@ class NodeSettings(SettingsGroup):
     """How long a silent leader keeps its shards."""
     max_queued_requests: int = setting(values.integer(100, 100_000_000), 50_000)
     """Requests that may wait for a shard's leader; it refuses more with OVERLOADED, and clients try again later."""
-    leader_watchdog_ms: int = setting(values.integer(500, 300_000), 10_000)
+    leader_watchdog_ms: int = setting(values.integer(500, 300_000), 10_000, is_new=True)
     """How long a node's leader or event loop may stand still before the node gives up all leadership."""
     scrub_interval_ms: int = setting(values.integer(0, 30 * DAY_MS), 600_000)
     """Interval at which nodes check their digests by a full scan; 0 = only at start."""
@@ -196,13 +171,9 @@ class NodeSettings(SettingsGroup):
     """Whether leaders write a line for each request: who, what, result (``nodes/NAME/write-audit.log``)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplicaSettings(SettingsGroup):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class ReplicaSettings(SettingsGroup, for_whom=(Audience.NODE, Audience.DATANODE)):
     """What every replica of a log does, a shard's or a pipeline's."""
-
-    __slots__ = ()
-
-    FOR_WHOM: ClassVar[tuple[Audience, ...]] = (Audience.NODE, Audience.DATANODE)
 
     barrier_interval_ms: int = setting(values.integer(10, 3_600_000), 1_000, in_programs=values.integer(0, 3_600_000))
     """Interval at which replicas publish digests while there are writes."""
@@ -222,25 +193,17 @@ class ReplicaSettings(SettingsGroup):
     """How the nodes log: JSON lines or plain text; ``auto`` is plain on a terminal and JSON elsewhere."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DatanodePlaceSettings(SettingsGroup):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class DatanodePlaceSettings(SettingsGroup, for_whom=(Audience.DATANODE,)):
     """Where datanodes stand."""
-
-    __slots__ = ()
-
-    FOR_WHOM: ClassVar[tuple[Audience, ...]] = (Audience.DATANODE,)
 
     racks: tuple[tuple[str, str], ...] = setting(values.racks, ())
     """Racks of datanodes, as paths; the others stand in /default-rack."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DatanodeSettings(SettingsGroup):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class DatanodeSettings(SettingsGroup, for_whom=(Audience.DATANODE,)):
     """What a datanode does alone."""
-
-    __slots__ = ()
-
-    FOR_WHOM: ClassVar[tuple[Audience, ...]] = (Audience.DATANODE,)
 
     datanode_fsync: str = setting(values.one_of(FSYNC_CLOSE, FSYNC_NEVER, FSYNC_PACKET), FSYNC_CLOSE)
     """When a datanode fsyncs a block's file: before its bytes count as stored, never (page cache), with each packet."""
@@ -265,13 +228,9 @@ class DatanodeSettings(SettingsGroup):
     """Streams of blocks that a datanode takes at once; one more is refused with OVERLOADED."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlockSettings(SettingsGroup):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class BlockSettings(SettingsGroup, for_whom=(Audience.NODE, Audience.COMMAND, Audience.CLIENT)):
     """Where bytes of keys go: for nodes, and for those who write."""
-
-    __slots__ = ()
-
-    FOR_WHOM: ClassVar[tuple[Audience, ...]] = (Audience.NODE, Audience.COMMAND, Audience.CLIENT)
 
     block_bytes: int = setting(values.integer(64 * 1024, 2**40), 256 * MIB)
     """Size of an allocated block."""
@@ -279,13 +238,9 @@ class BlockSettings(SettingsGroup):
     """Most bytes of a key whose bytes are kept in the nodes' tables instead of on datanodes; 0 = none are."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamSettings(SettingsGroup):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class StreamSettings(SettingsGroup, for_whom=(Audience.COMMAND, Audience.CLIENT)):
     """How bytes are written. Programs give them as ``StreamOptions``, whose defaults these are."""
-
-    __slots__ = ()
-
-    FOR_WHOM: ClassVar[tuple[Audience, ...]] = (Audience.COMMAND, Audience.CLIENT)
 
     commit_way: int = setting(values.integer(0, 3), 1)
     """How clients commit blocks: 1 to the leader after the stream, 2 with the stream's end, 3 by an early close.
@@ -296,19 +251,15 @@ class StreamSettings(SettingsGroup):
     """A client commits what it has written each time it has written so many bytes."""
     client_buffer_bytes: int = setting(values.integer(64 * 1024, 2**40), 256 * MIB)
     """Bytes that a client keeps until every replica has them; at the limit, writing waits."""
-    packet_bytes: int = setting(values.integer(4 * 1024, 4 * MIB), PACKET_BYTES)
+    packet_bytes: int = setting(values.integer(4 * 1024, 4 * MIB), 64 * 1024)
     """Size of a stream's packets."""
     topology: Shape = setting(values.one_of(*SHAPES), "chain")
     """How a stream is forwarded among the datanodes of its pipeline."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommandSettings(SettingsGroup):
-    """Who asks, and for how long. Programs give ``Client`` arguments of their own."""
-
-    __slots__ = ()
-
-    FOR_WHOM: ClassVar[tuple[Audience, ...]] = (Audience.COMMAND,)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class CommandSettings(SettingsGroup, for_whom=(Audience.COMMAND,)):
+    """Who asks, and for how long. Programs give ``Client`` arguments; its deadline has this default."""
 
     client_rack: str = setting(values.rack, DEFAULT_RACK)
     """Rack of a client, which tries the nearest datanode first."""
@@ -327,25 +278,17 @@ class CommandSettings(SettingsGroup):
     """One in how many calls, and keys that are written, the command traces; 1 = each one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceSettings(SettingsGroup):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class TraceSettings(SettingsGroup, for_whom=(Audience.NODE, Audience.COMMAND)):
     """Where spans go."""
-
-    __slots__ = ()
-
-    FOR_WHOM: ClassVar[tuple[Audience, ...]] = (Audience.NODE, Audience.COMMAND)
 
     trace_endpoint: str | None = setting(values.web_address, None, is_new=True)
     """Where spans are sent: a collector that takes OTLP over HTTP, as in ``http://127.0.0.1:4318``. Unset: nowhere."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditSettings(SettingsGroup):
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class AuditSettings(SettingsGroup, for_whom=(Audience.AUDIT,)):
     """What the running audit does, and ``audit --once``."""
-
-    __slots__ = ()
-
-    FOR_WHOM: ClassVar[tuple[Audience, ...]] = (Audience.AUDIT,)
 
     audit_report_timeout_ms: int = setting(values.integer(1, DAY_MS), 10_000, is_new=True)
     """How long a barrier waits for a replica's report until the verdict is ``unknown``."""
@@ -374,28 +317,6 @@ class AuditSettings(SettingsGroup):
     """How often windows are sent."""
 
 
-GROUPS: tuple[type[SettingsGroup], ...] = (
-    PlaceSettings, StackSettings, ServerSettings, NodePlaceSettings, ClusterSettings, NodeSettings, ReplicaSettings,
-    DatanodePlaceSettings, DatanodeSettings, BlockSettings, StreamSettings, CommandSettings, TraceSettings,
-    AuditSettings,
-)  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeSlice(ClusterSettings, NodeSettings, ReplicaSettings, BlockSettings):
-    """What an Object Manager node is told (``om_processors.config.NodeConfig``)."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatanodeSlice(ReplicaSettings, DatanodeSettings):
-    """What a datanode is told (``datanode_processors.config.DatanodeConfig``)."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class AllSettings(
     PlaceSettings, StackSettings, ServerSettings, NodePlaceSettings, ClusterSettings, NodeSettings, ReplicaSettings,
     DatanodePlaceSettings, DatanodeSettings, BlockSettings, StreamSettings, CommandSettings, TraceSettings,
@@ -403,4 +324,5 @@ class AllSettings(
 ):  # fmt: skip
     """The whole table (``stratolog.configuration.settings.Settings``)."""
 
-    __slots__ = ()
+
+GROUPS: tuple[type[SettingsGroup], ...] = AllSettings.__bases__

@@ -10,7 +10,7 @@ from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.settings.declaring import values_for
+from schemas.settings.declaring import slice_of
 from schemas.settings.table import AuditSettings
 from stratolog.configuration.settings import Settings
 from stratolog.errors import UserError
@@ -39,7 +39,7 @@ def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[O
     with tempfile.TemporaryDirectory(prefix="stratolog-oracle-") as scratch:
         folder = Path(scratch)
         config = AuditConfig(
-            **values_for(AuditSettings, settings),
+            **slice_of(AuditSettings, settings),
             bootstrap_servers=settings.connection,
             work_dir=folder,
             jars=tuple(spark_jars(settings.cache_dir)),

@@ -17,7 +17,7 @@ import typer
 from confluent_kafka import KafkaException
 
 from schemas.codecs.block_rows import block_of_key
-from schemas.settings.declaring import values_for
+from schemas.settings.declaring import slice_of
 from schemas.settings.table import AuditSettings
 from spark_streaming import dashboard
 from spark_streaming.records.core.freshness import judged
@@ -133,7 +133,7 @@ def audit_once(
             "kafka": dict(settings.kafka),
             "work_dir": str(folder / "work"),
             "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
-            **values_for(AuditSettings, settings),
+            **slice_of(AuditSettings, settings),
             "audit_report_timeout_ms": report_timeout_ms,
             "require_blocks": require_blocks,
             "semantics": semantics,

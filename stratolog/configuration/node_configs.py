@@ -5,8 +5,8 @@ from __future__ import annotations
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from schemas.settings.declaring import values_for
-from schemas.settings.table import AUTH_NONE, AUTH_SIGNED, DatanodeSlice, NodeSlice
+from schemas.settings.declaring import slice_of
+from schemas.settings.table import AUTH_NONE, AUTH_SIGNED
 from schemas.settings.values import NodeAddress
 from stratolog.configuration.settings import Settings
 from stratolog.errors import UsageError
@@ -27,7 +27,7 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
     own = settings.node(name)
     _check_auth(settings, own)
     return NodeConfig(
-        **values_for(NodeSlice, settings),
+        **slice_of(NodeConfig, settings),
         node=own.name,
         cluster=settings.cluster,
         address_host=own.host,
@@ -109,7 +109,7 @@ def datanode_config(settings: Settings, name: str) -> DatanodeConfig:
             f"'datanode_timeout_ms', which is {settings.datanode_timeout_ms}"
         )
     return DatanodeConfig(
-        **values_for(DatanodeSlice, settings),
+        **slice_of(DatanodeConfig, settings),
         node=own.name,
         cluster=settings.cluster,
         host=own.host,

@@ -12,7 +12,7 @@ from schemas.access.credentials import auditor_credentials
 from schemas.kafka.access import KafkaPrincipal
 from schemas.kafka.connection import CERTIFICATE_FILE
 from schemas.security.sealed import CREDENTIALS
-from schemas.settings.declaring import values_for
+from schemas.settings.declaring import slice_of
 from schemas.settings.table import AuditSettings
 from schemas.topics import DN_LOG, OM_LOG
 from stratolog.brokers.admission import admit, as_variables
@@ -109,7 +109,7 @@ def audit_command(settings: Settings) -> list[str]:
         "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
         "cluster": settings.cluster,
         "shuffle_partitions": audit_tasks(settings.shards),
-        **values_for(AuditSettings, settings),
+        **slice_of(AuditSettings, settings),
         "addresses": {
             OM_LOG: {node.name: node.address for node in settings.nodes},
             DN_LOG: {datanode.name: datanode.http_address for datanode in settings.datanodes},

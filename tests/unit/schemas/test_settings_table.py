@@ -12,7 +12,7 @@ import pytest
 from datanode_processors.config import DatanodeConfig
 from om_processors.config import NodeConfig
 from schemas.settings.declaring import Audience, SettingsGroup, renamed, setting, with_old_names
-from schemas.settings.table import GROUPS, AllSettings, DatanodeSlice, NodeSlice
+from schemas.settings.table import GROUPS
 from schemas.settings.values import integer
 from spark_streaming.configuration.audit_config import AuditConfig
 from stratolog.configuration.loading import load_settings
@@ -36,7 +36,7 @@ def settings_of(group: type[SettingsGroup]) -> set[str]:
 def test_each_setting_is_declared_once_and_the_whole_table_has_it() -> None:
     declared = Counter(one.name for group in GROUPS for one in fields(group))
     assert [name for name, times in declared.items() if times > 1] == []
-    assert settings_of(AllSettings) == settings_of(Settings) == set(declared)
+    assert settings_of(Settings) == set(declared)
 
 
 @pytest.mark.parametrize("reader", CONFIGURATIONS)
@@ -73,10 +73,8 @@ def test_every_reader_takes_what_it_has_returned() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Some(SettingsGroup):
+class Some(SettingsGroup, for_whom=(Audience.STACK,)):
     """A group with what a program may give and a person may not."""
-
-    __slots__ = ()
 
     wait_ms: int = setting(integer(10, 20), 15, in_programs=integer(0, 20))
     pause_ms: int | None = setting(integer(10, 20), None)
@@ -160,5 +158,3 @@ def test_what_has_its_present_name_is_left_alone() -> None:
     told: list[str] = []
     assert renamed({"a": 1, "b": 2}, {"old": "b"}, told.append) == {"a": 1, "b": 2}
     assert told == []
-    assert settings_of(NodeSlice) == settings_of(NodeConfig)
-    assert settings_of(DatanodeSlice) == settings_of(DatanodeConfig)

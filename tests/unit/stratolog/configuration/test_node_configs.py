@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from schemas.settings.declaring import SettingsGroup
-from schemas.settings.table import DatanodeSlice, NodeSlice
+from schemas.settings.declaring import slice_of
 from stratolog.configuration.cluster_secret import make_secret
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.node_configs import datanode_config, has_block_tokens, node_config
-from stratolog.configuration.settings import Settings
+from stratolog.configuration.settings import DECLARED, Settings
 from stratolog.errors import UsageError
 from tests.support.local.other_settings import ANOTHER
 
@@ -55,13 +53,10 @@ def told(folder: Path, **more: str) -> Settings:
 
 def test_a_node_and_a_datanode_are_told_all_of_their_settings(tmp_path: Path):
     settings = told(tmp_path)
-    made: dict[type[SettingsGroup], SettingsGroup] = {
-        NodeSlice: node_config(settings, "a"), DatanodeSlice: datanode_config(settings, "d1"),
-    }  # fmt: skip
-    for group, config in made.items():
-        names = [one.name for one in fields(group)]
-        assert {name: getattr(config, name) for name in names} == {name: getattr(settings, name) for name in names}
-        assert [name for name in names if getattr(config, name) == getattr(group, name)] == []
+    for config in (node_config(settings, "a"), datanode_config(settings, "d1")):
+        wanted = slice_of(type(config), settings)
+        assert {name: getattr(config, name) for name in wanted} == wanted
+        assert [name for name, value in wanted.items() if value == DECLARED[name].default] == []
 
 
 def test_a_datanode_that_would_count_as_dead_between_heartbeats_is_refused(tmp_path: Path):

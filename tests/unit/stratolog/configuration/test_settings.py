@@ -147,7 +147,7 @@ def test_older_software_reads_what_is_written_while_nothing_newer_is_set(tmp_pat
     assert set(written) == {
         "bootstrap_servers", "cluster", "data_dir", "brokers", "durability", "response_partitions", "cache_dir",
         "audit", "shards", "pipelines", "datanode_timeout_ms", "open_key_expire_threshold_ms", "session_timeout_ms",
-        "max_queued_requests", "watchdog_ms", "scrub_interval_ms", "late_flush_interval_ms", "write_audit",
+        "max_queued_requests", "scrub_interval_ms", "late_flush_interval_ms", "write_audit",
         "barrier_interval_ms", "scrub_within_ms", "container_bytes", "log_level", "log_format", "datanode_fsync",
         "datanode_reserve_bytes", "datanode_scrub_interval_ms", "block_bytes", "commit_way", "flush_bytes",
         "client_buffer_bytes", "packet_bytes", "topology", "client_rack", "caller", "request_timeout_ms",
@@ -156,6 +156,9 @@ def test_older_software_reads_what_is_written_while_nothing_newer_is_set(tmp_pat
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert settings_of(settings.to_toml(), tmp_path, STACK) == settings
+        changed = settings.with_values(leader_watchdog_ms=700)
+        assert settings_of(changed.to_toml(), tmp_path, STACK) == changed
+    assert tomllib.loads(changed.to_toml()).keys() - written.keys() == {"watchdog_ms"}
 
 
 def test_a_wrong_value_in_a_program_is_refused() -> None:
