@@ -97,17 +97,11 @@ def _peers(settings: Settings, own: str) -> tuple[tuple[str, str], ...]:
 def datanode_config(settings: Settings, name: str) -> DatanodeConfig:
     """Return the configuration of the datanode ``name``.
 
-    Raises UsageError for an unknown name, without the cluster's secret, and for heartbeats so rare that nodes would
-    count the datanode as dead between them.
+    Raises UsageError for an unknown name, and without the cluster's secret.
     """
     from datanode_processors.config import DatanodeConfig
 
     own = settings.datanode(name)
-    if settings.datanode_heartbeat_interval_ms > settings.datanode_timeout_ms:
-        raise UsageError(
-            f"setting 'datanode_heartbeat_interval_ms' is {settings.datanode_heartbeat_interval_ms}: it must be at most "
-            f"'datanode_timeout_ms', which is {settings.datanode_timeout_ms}"
-        )
     return DatanodeConfig(
         **slice_of(DatanodeConfig, settings),
         node=own.name,

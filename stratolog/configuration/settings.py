@@ -62,13 +62,18 @@ class Settings(AllSettings):
     """Names of the settings that the file or the environment gave; the others are defaults."""
 
     def __post_init__(self) -> None:
-        """Say who asks if nobody did, and check the values."""
+        """Say who asks if nobody did, and check the values; a datanode must not count as dead between heartbeats."""
         if not self.caller:
             object.__setattr__(self, "caller", user_name())
         try:
             self.check_settings()
         except ValueError as error:
             raise UsageError(str(error)) from error
+        if self.datanode_heartbeat_interval_ms > self.datanode_timeout_ms:
+            raise UsageError(
+                f"setting 'datanode_heartbeat_interval_ms' is {self.datanode_heartbeat_interval_ms}: it must be at most "
+                f"'datanode_timeout_ms', which is {self.datanode_timeout_ms}"
+            )
 
     @property
     def connection(self) -> KafkaConnection:

@@ -60,8 +60,7 @@ def test_a_node_and_a_datanode_are_told_all_of_their_settings(tmp_path: Path):
 
 
 def test_a_datanode_that_would_count_as_dead_between_heartbeats_is_refused(tmp_path: Path):
-    settings = told(tmp_path, datanode_heartbeat_interval_ms="1001", datanode_timeout_ms="1000")
     with pytest.raises(
         UsageError, match="'datanode_heartbeat_interval_ms' is 1001: it must be at most 'datanode_timeout_ms', .* 1000"
     ):
-        datanode_config(settings, "d1")
+        told(tmp_path, datanode_heartbeat_interval_ms="1001", datanode_timeout_ms="1000")
