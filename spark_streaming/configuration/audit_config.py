@@ -51,22 +51,20 @@ class AuditConfig(AuditSettings):
     """The configuration of an audit job: where it runs and what it reads, beside its slice of the settings.
 
     ``jars_dir`` holds Spark's connector jars (``*.jar``), or ``jars`` names them. Checkpoint, Parquet output, temporary
-    and health files lie under ``work_dir``.
-    ``logs``: the logs to audit, in JSON a list of objects with the fields of AuditedLog; all but the first are audited
-    only if their topics exist. ``require_blocks``: for the batch job,
-    whether all members of a pipeline must have reported equal stored bytes. ``semantics``: for the batch job, whether
-    it also checks what the rows mean together, and that answers have results. ``stats_topic``: where windows are sent.
-    ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been
-    trimmed away. ``addresses``: by the name of a log, ``host:port`` of the HTTP servers of its nodes; where a replica
-    is ``diverged`` they are asked which keys differ.
-    ``tls_ca_file``, ``tls_certificate_file``: PEM files by which they are asked in TLS; without the first, in clear.
-    ``credentials_file``: what signs these questions, for nodes that take no others; ``up`` makes it. Others than its
-    owner may not read it. ``key_encryption_file``: the file with the key under which both files are encrypted.
+    and health files lie under ``work_dir``. ``logs``: the logs to audit, in JSON a list of objects with the fields of
+    AuditedLog; all but the first are audited only if their topics exist. ``require_blocks``: for the batch job, whether
+    all members of a pipeline must have reported equal stored bytes. ``semantics``: for the batch job, whether it also
+    checks what the rows mean together, and that answers have results. ``stats_topic``: where windows are sent.
+    ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been trimmed away. ``addresses``: by the
+    name of a log, ``host:port`` of the HTTP servers of its nodes; where a replica is ``diverged`` they are asked which
+    keys differ. ``tls_ca_file``, ``tls_certificate_file``: PEM files by which they are asked in TLS; without the first,
+    in clear. ``credentials_file``: what signs these questions, for nodes that take no others; ``up`` makes it. Others
+    than its owner may not read it. ``key_encryption_file``: the file with the key under which both files are encrypted.
     ``checkpoint``: where the query keeps offsets and state, if not under ``work_dir``: executors on other machines
     write there too, so it is a folder of a file system that all share, under the same path. ``driver_host``: with a
     ``master`` of another machine, the name of this one. Under ``spark-submit`` its options replace ``master``,
-    ``jars``, ``jars_dir`` and ``audit_heap_mib``. ``metrics_host`` and
-    ``metrics_port``: where the running audit serves its metrics; port 0 is any free one, which the health file names.
+    ``jars``, ``jars_dir`` and ``audit_heap_mib``. ``metrics_host`` and ``metrics_port``: where the running audit serves
+    its metrics; port 0 is any free one, which the health file names.
     """
 
     bootstrap_servers: Brokers
