@@ -123,9 +123,10 @@ def audit_once(
 ) -> Json:  # fmt: skip
     """Run the batch audit in a process of its own; return its result (``spark_streaming.jobs.audit_batch``).
 
-    Raises Unavailable, with the end of the process's log, if it gives no result.
+    Raises UsageError for a time-out out of range; Unavailable, with the end of the process's log, without a result.
     """
     check_spark()
+    settings = settings.with_values(audit_report_timeout_ms=report_timeout_ms)
     with tempfile.TemporaryDirectory(prefix="stratolog-audit-") as scratch:
         folder = Path(scratch)
         config = {
@@ -134,7 +135,6 @@ def audit_once(
             "work_dir": str(folder / "work"),
             "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
             **slice_of(AuditSettings, settings),
-            "audit_report_timeout_ms": report_timeout_ms,
             "require_blocks": require_blocks,
             "semantics": semantics,
             "cluster": settings.cluster,

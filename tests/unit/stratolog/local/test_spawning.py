@@ -15,6 +15,7 @@ from spark_streaming.records.session import _own
 from stratolog.commands import audit
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
+from stratolog.errors import UsageError
 from stratolog.local import spawning
 from stratolog.local.spawning import AUDIT_TASKS, ONE_TASK_SHARDS, audit_command, audit_tasks
 from tests.support.local.other_settings import ANOTHER
@@ -79,4 +80,8 @@ def test_an_audit_once_has_the_same_heap(
     monkeypatch.setattr(audit, "check_spark", lambda: None)
     monkeypatch.setattr(audit, "_run", run)
     assert audit.audit_once(settings_with(tmp_path, **variables), report_timeout_ms=5) == {"ok": True}
-    assert [config.driver_memory for config in found] == [heap]
+    assert [(config.driver_memory, config.audit_report_timeout_ms) for config in found] == [(heap, 5)]
+    with pytest.raises(
+        UsageError, match="setting 'audit_report_timeout_ms' in the command line: must be in 1..86400000"
+    ):
+        audit.audit_once(settings_with(tmp_path, **variables), report_timeout_ms=86_400_001)
