@@ -538,7 +538,12 @@ def begin(folder: Path, wire: str, count: int, arguments: argparse.Namespace, st
     create_topics(kafka, partitions=max(SPREAD) + 1, replication_factor=arguments.brokers)
     certified = Certified(folder / "authority", CLUSTER) if wire == TLS else None
     nodes = Datanodes(
-        folder, kafka, partitions=max(SPREAD) + 1, fsync=arguments.fsync, watchdog_ms=WATCHDOG_MS, certified=certified
+        folder,
+        kafka,
+        partitions=max(SPREAD) + 1,
+        datanode_fsync=arguments.fsync,
+        pipeline_watchdog_ms=WATCHDOG_MS,
+        certified=certified,
     )
     stack.enter_context(nodes)
     nodes.open_pipeline(0)

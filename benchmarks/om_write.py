@@ -63,7 +63,7 @@ class System:
         self.stack = stack
         self.shards = stack.settings.shards
         self.volumes = [fresh_volume(shard, self.shards) for shard in range(self.shards)]
-        self.auth = stack.settings.auth or "none"
+        self.auth = stack.settings.auth
         self.signer = stack.settings.credentials()
         self.credentials_file = stack.settings.data_dir / "bench-credentials"
         if self.signer is not None:

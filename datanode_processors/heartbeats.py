@@ -74,7 +74,7 @@ class Heartbeats:
                 self._send(DN_HEARTBEATS, encode(self.heartbeat()), self._config.node.encode(), -1)
                 self.sent += 1
                 self._stopping.wait(MIN_INTERVAL_S)
-                self._due.wait(self._config.heartbeat_interval_ms / 1000)
+                self._due.wait(self._config.datanode_heartbeat_interval_ms / 1000)
         except BaseException as error:
             if not self._stopping.is_set():
                 self._fatal(error)

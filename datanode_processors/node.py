@@ -78,7 +78,9 @@ class DatanodeProcess:
         self.partitions = topics.partitions[DN_LOG]
         self.folder = folder
         self.clock = SystemClock()
-        self.blocks = BlockStore(config.data_dir, fsync=config.fsync, reserve_bytes=config.reserve_bytes)
+        self.blocks = BlockStore(
+            config.data_dir, fsync=config.datanode_fsync, reserve_bytes=config.datanode_reserve_bytes
+        )
         wire_tls = None if config.tls is None else WireTls(config.tls)
         self.blocks_together = BlocksTogether(self.blocks)
         self.pipelines = Pipelines(
@@ -104,7 +106,7 @@ class DatanodeProcess:
             self.server = StreamServer(
                 name=config.node, cluster=config.cluster, host=config.host, port=config.port, blocks=self.blocks,
                 small_blocks=self.blocks_together, pipelines=self.pipelines, note=self._note,
-                limits=WireLimits(max_streams=config.max_streams), tls=wire_tls, block_tokens=self.block_tokens,
+                limits=WireLimits(max_streams=config.datanode_max_streams), tls=wire_tls, block_tokens=self.block_tokens,
             )  # fmt: skip
         except OSError as error:
             raise CannotStart(f"the stream server cannot listen on {config.address}: {error.strerror}") from error

@@ -83,7 +83,7 @@ LOOK_INTERVAL_S = 0.2
 """How often the state of elections and ticks is checked at least."""
 
 LOOKS_PER_WATCHDOG = 10
-"""It is checked so many times in ``watchdog_ms`` at least."""
+"""It is checked so many times in ``pipeline_watchdog_ms`` at least."""
 
 LOOKS_PER_SIZE = 5
 """The containers' sizes are checked once in this many looks."""
@@ -100,7 +100,7 @@ class Pipelines:
     ) -> None:  # fmt: skip
         """``opened`` is called before a pipeline is opened that was not known; ``tls``: how others are called."""
         self._config = config
-        self._look_s = min(LOOK_INTERVAL_S, config.watchdog_ms / 1000 / LOOKS_PER_WATCHDOG)
+        self._look_s = min(LOOK_INTERVAL_S, config.pipeline_watchdog_ms / 1000 / LOOKS_PER_WATCHDOG)
         self._blocks = blocks
         self._fatal = fatal
         self._changed: Callable[[], None] = lambda: None

@@ -7,13 +7,14 @@ from typing import Any
 
 import faust
 
-from om_processors.config import AUTH_SIGNED, NodeConfig
+from om_processors.config import NodeConfig
 from om_processors.serving.snapshot_diff_api import OPEN_POSTS
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.ports import Log
 from replicated_db.shell import follower
 from replicated_db.shell.leader_loop import LeaderLoop, Publisher
 from replicated_db.shell.logs import Note
+from schemas.settings.table import AUTH_SIGNED
 from schemas.topics import OM_AUDIT, OM_LOG
 from transport.web.http_guard import HttpGuard
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import faust
 import mode.loop
 
-from om_processors.config import AUTH_SIGNED, NodeConfig
+from om_processors.config import NodeConfig
 from om_processors.doors.direct_door import DirectDoor
 from om_processors.doors.door_lookups import DoorLookups
 from om_processors.execution.late import OMExecutor
@@ -78,6 +78,7 @@ from replicated_db.shell.trimming.trim_pages import TrimPages
 from schemas.codecs.reference import validate_schemas
 from schemas.column_families import INLINE_TABLE
 from schemas.records.log import Batch, RequestBatch, RequestPosition
+from schemas.settings.table import AUTH_SIGNED
 from schemas.sharding import SYSTEM_SHARD
 from schemas.topics import OM_LOG
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from om_processors.config import AUTH_NONE, NodeConfig
+from om_processors.config import NodeConfig
 from replicated_db.shell import startup
 from replicated_db.shell.startup import MIN_SESSION_TIMEOUT, Topics, WrongSetting
 from schemas.kafka.connection import Brokers
+from schemas.settings.table import AUTH_NONE
 from schemas.topics import OM_AUDIT, OM_LOG, OM_REJECTED, OM_REQUESTS, OM_RESPONSES, REQUEST_SETTINGS, UNCOMPRESSED
 
 

@@ -39,7 +39,7 @@ from producers.reads.read_views import (
 from producers.reads.reads import DEFAULT_CONSISTENCY, Consistency, Reads
 from producers.reads.snapshot_diffs import OnProgress, SnapshotDiffProgress
 from producers.requests import arguments, bodies
-from producers.requests.core.calls import Outcome
+from producers.requests.core.calls import MAX_IN_FLIGHT, Outcome
 from producers.requests.engine import RequestEngine, RequestSettings, make_settings
 from producers.requests.keys import block_of, session_of, snapshot_of
 from schemas.access.credentials import Credentials
@@ -48,6 +48,7 @@ from schemas.privilege import ClusterSecret
 from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, RequestBody, Response
 from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
 from schemas.security.tls import TlsFiles
+from schemas.settings.table import CommandSettings
 from transport.waiting.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ class AsyncClient:
         kafka: Mapping[str, object] | None = None,
         nodes: Sequence[str] = (),
         caller: str | None = None,
-        deadline_ms: int = 60_000,
-        max_in_flight: int = 10_000,
+        deadline_ms: int = CommandSettings.request_timeout_ms,
+        max_in_flight: int = MAX_IN_FLIGHT,
         read_from: Sequence[str] = (),
         max_linger_ms: float = 10.0,
         connect_timeout_ms: int = 15_000,

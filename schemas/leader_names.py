@@ -7,7 +7,7 @@ enough for clients to find nodes to read from, also a node that came back at ano
 from __future__ import annotations
 
 SEPARATOR = "@"
-"""Between name and address; neither may contain it (names: ``stratolog.configuration.settings_values``)."""
+"""Between name and address; neither may contain it (names: ``schemas.settings.values``)."""
 
 
 def member_name(node: str, address: str) -> str:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterable
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from schemas.settings.declaring import OldSettingName
 from stratolog.commands.common.helps import tidied
 from stratolog.commands.common.invocation import Invocation, JsonOption
 from stratolog.commands.common.output import complain, print_json, printed
@@ -100,8 +102,19 @@ def _version(*, as_json: JsonOption = False) -> None:
         typer.echo("\n".join(f"{name} {version}" for name, version in found.items()))
 
 
+_with_its_place = warnings.formatwarning
+
+
+def _warning_text(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> str:
+    """Return how a warning is shown: those about settings concern who runs the command, not where its code is."""
+    if category is OldSettingName:
+        return f"warning: {message}\n"
+    return _with_its_place(message, category, *where, **more)
+
+
 def main() -> None:
     """Run the command with the process's arguments; ends the process."""
+    warnings.formatwarning = _warning_text
     try:
         tidied(build_app(sys.argv[1:]))(prog_name="stratolog")
     except SystemExit as ended:

@@ -24,7 +24,7 @@ LOAD_TIMEOUT_S = 600
 LEVEL_TIMEOUT_S = 600
 LOOK_SECONDS = 0.5
 
-WAYS: Mapping[str, Mapping[str, Any] | None] = {"none": None, "default": {}, "nice 0": {"nice": 0}}
+WAYS: Mapping[str, Mapping[str, Any] | None] = {"none": None, "default": {}, "nice 0": {"audit_nice": 0}}
 """The audit's settings in each turn; None: there is none."""
 
 

@@ -12,8 +12,10 @@ from typing import Any
 from build_tools.reference.markdown import code, page, plain, prose, table
 from schemas.kafka.connection import FILES, USERNAME, VERIFY_NAMES
 from schemas.kafka.connection import NAMES as KAFKA
+from schemas.settings.declaring import Audience
+from schemas.settings.table import EVERY_PROCESS, GROUPS, OLD_NAMES, AuditSettings
 from spark_streaming.configuration.audit_config import AuditConfig
-from stratolog.configuration.settings import NAMES, PREFIX, Settings
+from stratolog.configuration.settings import PREFIX
 
 JAVA_BY_OTHER_NAMES = {*FILES, USERNAME, VERIFY_NAMES}
 """Settings that Java has under other names."""
@@ -39,12 +41,12 @@ def allowed(reader: Any) -> str:
     """Return what a reader of a setting takes, in words."""
     bounds = inspect.getclosurevars(reader).nonlocals
     if "lowest" in bounds:
-        return f"{bounds['lowest']:,} to {bounds['highest']:,}"
+        return f"{'0, or ' if bounds['or_zero'] else ''}{bounds['lowest']:,} to {bounds['highest']:,}"
     if "allowed" in bounds:
         return ", ".join(code(one) for one in bounds["allowed"])
     return {
         "addresses": "addresses", "boolean": "true, false", "kafka": "table", "datanodes": "table", "hosts": "names", "name": "name",
-        "names": "names", "nodes": "table", "path": "path", "peers": "addresses", "rack": "path", "racks": "table",
+        "nodes": "table", "path": "path", "peers": "addresses", "pipelines": "names", "rack": "path", "racks": "table",
         "user": "name", "web_address": "web address",
     }[reader.__name__]  # fmt: skip
 
@@ -52,8 +54,10 @@ def allowed(reader: Any) -> str:
 def default_of(field: Any) -> str:
     """Return a field's default in words."""
     if field.default is MISSING:
-        return "the process's user" if field.name == "caller" else "needed"
+        return "needed"
     value = field.default
+    if field.name == "caller":
+        return "the process's user"
     if value is None:
         return "unset"
     if value in ((), ""):
@@ -67,25 +71,39 @@ def _item(one: Any) -> str:
     return f"{one.name}={one.address}" if hasattr(one, "address") else str(getattr(one, "name", one))
 
 
+def _whom(readers: tuple[Audience, ...]) -> str:
+    return "every process" if readers == EVERY_PROCESS else ", ".join(readers)
+
+
 def settings_page() -> str:
     """Return the page."""
-    said = meanings(Settings)
     rows = [
-        (code(one.name), default_of(one), allowed(one.metadata["read"]), plain(said[one.name]))
-        for one in fields(Settings)
-        if one.name in NAMES
+        (
+            code(one.name),
+            default_of(one),
+            allowed(one.metadata["read"]),
+            _whom(group.FOR_WHOM),
+            plain(said[one.name]),
+        )
+        for group in GROUPS
+        for said in (meanings(group),)
+        for one in fields(group)
     ]
+    old = " and ".join(f"`{new}` was `{name}`" for name, new in OLD_NAMES.items())
     intro = prose(
         f"A setting stands in `stratolog.toml`, or in a variable of the environment: `{PREFIX}` and its name in "
         "capitals. The variable wins. The file is the one that `--config` or `STRATOLOG_CONFIG` names, else the one of "
         "the working directory or of one above it. An unknown name or a wrong value is an error that names it. Times "
-        "are milliseconds. This page is made from the code."
+        "are milliseconds. *For whom* says which processes read a setting; the local stack gives its settings to all of "
+        f"its processes. Until the next release old names are taken, with a warning: {old}. This page is made from the "
+        "code."
     )
     example = [
         "```toml", 'bootstrap_servers = "10.0.0.1:9092,10.0.0.2:9092"', "shards = 4", "", "[nodes]",
         'om1 = "10.0.0.11:9871"', 'om2 = "10.0.0.12:9871"', "```", "",
     ]  # fmt: skip
-    jobs = [(code(one.name), default_of(one)) for one in fields(AuditConfig)]
+    slice_names = {one.name for one in fields(AuditSettings)}
+    jobs = [(code(one.name), default_of(one)) for one in fields(AuditConfig) if one.name not in slice_names]
     _, _, of_jobs = inspect.cleandoc(AuditConfig.__doc__ or "").partition("\n\n")
     security = [
         (code(name), one.doc, "yes" if one.java or name in JAVA_BY_OTHER_NAMES else "no") for name, one in KAFKA.items()
@@ -94,7 +112,7 @@ def settings_page() -> str:
         "Settings",
         intro,
         example,
-        table(("setting", "default", "values", "meaning"), rows),
+        table(("setting", "default", "values", "for whom", "meaning"), rows),
         ["## Settings of `[kafka]`", ""],
         prose(
             "They pass through to every client of Kafka, by librdkafka's names. In the environment, "
@@ -106,7 +124,9 @@ def settings_page() -> str:
         ["## The audit's configuration", ""],
         prose(
             "The Spark jobs (`python -m spark_streaming.jobs.audit_stream --config FILE`) have a JSON file of their "
-            "own. `stratolog up` writes it to `audit/audit.json` of the data directory."
+            "own. `stratolog up` writes it to `audit/audit.json` of the data directory. It takes the settings whose names "
+            "begin with `audit_`, and what is below. Until the next release it takes old names, with a warning: those "
+            "without `audit_`, `window_seconds`, and `driver_memory` for `audit_heap_mib`."
         ),
         prose(plain(of_jobs)),
         table(("name", "default"), jobs),

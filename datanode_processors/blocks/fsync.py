@@ -11,11 +11,13 @@ import os
 from pathlib import Path
 from threading import Lock
 
-CLOSE = "close"
+from schemas.settings.table import FSYNC_CLOSE, FSYNC_NEVER, FSYNC_PACKET
+
+CLOSE = FSYNC_CLOSE
 """fsync when a stream is flushed or ends, and before a PutBlock or a watch counts."""
-NEVER = "never"
+NEVER = FSYNC_NEVER
 """No fsync: bytes in the page cache count as stored."""
-PACKET = "packet"
+PACKET = FSYNC_PACKET
 """fsync after each packet, before it is acknowledged; small ones that arrive together count as one."""
 FSYNC_POLICIES = (CLOSE, NEVER, PACKET)
 

@@ -100,7 +100,7 @@ class Pipeline:
         )
         limits = LeaderLimits(
             max_batch_bytes=MAX_BATCH_BYTES, max_request_bytes=MAX_REQUEST_BYTES, max_in_flight=MAX_IN_FLIGHT,
-            barrier_interval_ms=config.barrier_interval_ms, scrub_interval_ms=config.scrub_interval_ms,
+            barrier_interval_ms=config.barrier_interval_ms, scrub_interval_ms=config.datanode_scrub_interval_ms,
         )  # fmt: skip
         self.loop = LeaderLoop(
             self.replica, HandedOver(self.log, self.proposals.handed_over), self.proposals, limits,
@@ -150,7 +150,7 @@ class Pipeline:
         silence_ms = self._silence.look(now_ms, self.replica.records_applied)
         self.loop.look()
         if self.loop.leading:
-            interval_ms = tick_interval_ms(self._config.watchdog_ms)
+            interval_ms = tick_interval_ms(self._config.pipeline_watchdog_ms)
             if silence_ms >= interval_ms and now_ms - self._ticked_ms >= interval_ms:
                 self._ticked_ms = now_ms
                 self.loop.read_index()
@@ -160,7 +160,7 @@ class Pipeline:
         if self._thread is not None and self._thread.is_alive():
             return
         after_ms = claim_after_ms(
-            self.members, self._config.node, self.replica.position.leader, self._config.watchdog_ms
+            self.members, self._config.node, self.replica.position.leader, self._config.pipeline_watchdog_ms
         )
         if after_ms is None or silence_ms < after_ms:
             return

@@ -62,7 +62,7 @@ class Leadership:
         self._note = note
         self._fatal = fatal
         self._bounds = Bounds(
-            stall_ms=config.watchdog_ms,
+            stall_ms=config.leader_watchdog_ms,
             settle_ms=max(2 * SILENT_BROKER_MS, config.session_timeout_ms + SILENT_BROKER_MS),
         )
         # The watchdog asks the brokers before it renews loans, and that round may take its time.

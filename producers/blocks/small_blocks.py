@@ -31,7 +31,7 @@ from enum import Enum
 from typing import Any
 
 from producers.blocks.core.small_batches import SmallBatches
-from producers.blocks.core.topology import Shape, nearest_first, spanning_tree
+from producers.blocks.core.topology import nearest_first, spanning_tree
 from producers.blocks.datanode_connection import BlocksInParts
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.datanodes import Datanodes
@@ -41,6 +41,7 @@ from schemas.conversation.conversation import with_tokens
 from schemas.records.datanode import Member, OpenBlocks, WholeBlock
 from schemas.records.packets import CELL_BYTES
 from schemas.records.rows import BlockLocation
+from schemas.settings.table import Shape
 from schemas.stream_errors import BAD_FRAME, TIMED_OUT
 
 MAX_SENDERS = 8

@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from producers.blocks.core.stream_window import WindowLimits
-from producers.blocks.core.topology import SHAPES, Shape
-from producers.blocks.core.write_ways import COMMIT_PATHS, CommitPath, CommitWay, WayLimits
+from producers.blocks.core.write_ways import COMMIT_PATHS, CommitPath, WayLimits
 from producers.requests import arguments
-from schemas.records.packets import MAX_BYTES_TOGETHER, MAX_PACKET_BYTES, PACKET_BYTES
-from schemas.small_objects import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES, SMALL_FILE_BYTES
+from schemas.records.packets import MAX_BYTES_TOGETHER, MAX_PACKET_BYTES
+from schemas.settings.table import SHAPES, BlockSettings, Shape, StreamSettings
+from schemas.small_objects import MAX_INLINE_BYTES, SMALL_FILE_BYTES
 
 MIB = 1024 * 1024
-DEFAULT_BLOCK_BYTES = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +39,18 @@ class StreamOptions:
     ValueError: commit_way must be 0, 1, 2 or 3, not 7
     """
 
-    commit_way: int = CommitWay.SEPARATE
-    topology: Shape = "chain"
+    commit_way: int = StreamSettings.commit_way
+    topology: Shape = StreamSettings.topology
     rack: str = ""
-    packet_bytes: int = PACKET_BYTES
+    packet_bytes: int = StreamSettings.packet_bytes
     window_bytes: int = 8 * MIB
-    flush_bytes: int = 64 * MIB
-    client_buffer_bytes: int = 256 * MIB
-    block_bytes: int = DEFAULT_BLOCK_BYTES
+    flush_bytes: int = StreamSettings.flush_bytes
+    client_buffer_bytes: int = StreamSettings.client_buffer_bytes
+    block_bytes: int = BlockSettings.block_bytes
     watch_timeout_ms: int = 5_000
     commit_timeout_ms: int = 30_000
     read_ahead_bytes: int = 16 * MIB
-    inline_bytes: int = DEFAULT_INLINE_BYTES
+    inline_bytes: int = BlockSettings.inline_bytes
     small_block_bytes: int = MIB
 
     def __post_init__(self) -> None:

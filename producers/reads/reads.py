@@ -67,6 +67,7 @@ from schemas.result_codes import (
 )
 from schemas.security.certificates import AN_OM
 from schemas.security.tls import ProcessTls, verify_of
+from schemas.settings.table import CommandSettings
 from transport.waiting.core.backoff import Backoff
 from transport.waiting.deadline import Deadline
 
@@ -103,7 +104,7 @@ class Reads:
         self,
         addresses: Sequence[str],
         *,
-        deadline_ms: int = 60_000,
+        deadline_ms: int = CommandSettings.request_timeout_ms,
         positions: Callable[[], Mapping[int, int]] = dict,
         find: Find | None = None,
         tls: ProcessTls | None = None,

@@ -1,7 +1,7 @@
 """The audit of all logs to their current ends: the passes of the streaming operator, the oracle, one result.
 
 Each shard is judged at the last barrier that the first pass over the topics finds. Further passes read only what is
-new; they wait up to ``report_timeout_ms`` for that barrier's reports.
+new; they wait up to ``audit_report_timeout_ms`` for that barrier's reports.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def audit_once(session: SparkSession, config: AuditConfig) -> Json:
         gathered.replicas = {
             LogPartition(view.log.name, shard): fact.replicas for view in views for shard, fact in view.facts.items()
         }
-        deadline = Deadline.after_ms(config.report_timeout_ms)
+        deadline = Deadline.after_ms(config.audit_report_timeout_ms)
         while not gathered.is_settled() and not deadline.has_passed:
             time.sleep(PAUSE_SECONDS)
             _read_on(session, once, sink)

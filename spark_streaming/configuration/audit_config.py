@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,37 +22,49 @@ from schemas.access.credentials import Credentials, parse_credentials
 from schemas.kafka.connection import Brokers, connection
 from schemas.security.sealed import CREDENTIALS, OTHERS, opened
 from schemas.security.tls import ProcessTls, TlsFiles
+from schemas.settings.declaring import OldSettingName, renamed, setting, with_old_names
+from schemas.settings.table import AuditSettings
+from schemas.settings.values import MAX_PORT, integer
 from schemas.topics import OM_STATS, OM_VERDICTS
 from spark_streaming.records.logs import KNOWN_LOGS, AuditedLog
 from spark_streaming.records.session import LOOPBACK, SparkSettings
-from spark_streaming.records.sources import RECORDS_PER_TRIGGER, REPORTS_PER_TRIGGER
 from spark_streaming.verdicts.core.shard_state import MatchingLimits
 
+OLD_NAMES = {
+    "report_timeout_ms": "audit_report_timeout_ms",
+    "scan_timeout_ms": "audit_scan_timeout_ms",
+    "trigger_ms": "audit_trigger_ms",
+    "records_per_trigger": "audit_records_per_trigger",
+    "reports_per_trigger": "audit_reports_per_trigger",
+    "nice": "audit_nice",
+    "windows": "audit_windows",
+    "window_seconds": "audit_window_s",
+    "windows_trigger_ms": "audit_windows_trigger_ms",
+}
+DRIVER_MEMORY = "driver_memory"
+"""The old name of ``audit_heap_mib``, with a value in Java's notation."""
 
+
+@with_old_names(OLD_NAMES)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditConfig:
-    """The settings of an audit job.
+class AuditConfig(AuditSettings):
+    """The configuration of an audit job: where it runs and what it reads, beside its slice of the settings.
 
     ``jars_dir`` holds Spark's connector jars (``*.jar``), or ``jars`` names them. Checkpoint, Parquet output, temporary
-    and health files lie under ``work_dir``. ``report_timeout_ms``: how long a barrier waits for a replica's report
-    until the verdict is ``unknown``. ``scan_timeout_ms``: how long a scan of stored bytes waits for the other members.
-    ``logs``: the logs to audit, in JSON a list of objects with the fields of AuditedLog; all but the first are audited
-    only if their topics exist. ``trigger_ms``: pause between micro-batches. ``require_blocks``: for the batch job,
-    whether all members of a pipeline must have reported equal stored bytes. ``semantics``: for the batch job, whether
-    it also checks what the rows mean together, and that answers have results. ``windows``: also count windows of
-    throughput, for ``stats_topic``. ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been
-    trimmed away. ``addresses``: by the name of a log, ``host:port`` of the HTTP servers of its nodes; where a replica
-    is ``diverged`` they are asked which keys differ.
-    ``tls_ca_file``, ``tls_certificate_file``: PEM files by which they are asked in TLS; without the first, in clear.
-    ``credentials_file``: what signs these questions, for nodes that take no others; ``up`` makes it. Others than its
-    owner may not read it. ``key_encryption_file``: the file with the key under which both files are encrypted.
+    and health files lie under ``work_dir``. ``logs``: the logs to audit, in JSON a list of objects with the fields of
+    AuditedLog; all but the first are audited only if their topics exist. ``require_blocks``: for the batch job, whether
+    all members of a pipeline must have reported equal stored bytes. ``semantics``: for the batch job, whether it also
+    checks what the rows mean together, and that answers have results. ``stats_topic``: where windows are sent.
+    ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been trimmed away. ``addresses``: by the
+    name of a log, ``host:port`` of the HTTP servers of its nodes; where a replica is ``diverged`` they are asked which
+    keys differ. ``tls_ca_file``, ``tls_certificate_file``: PEM files by which they are asked in TLS; without the first,
+    in clear. ``credentials_file``: what signs these questions, for nodes that take no others; ``up`` makes it. Others
+    than its owner may not read it. ``key_encryption_file``: the file with the key under which both files are encrypted.
     ``checkpoint``: where the query keeps offsets and state, if not under ``work_dir``: executors on other machines
     write there too, so it is a folder of a file system that all share, under the same path. ``driver_host``: with a
     ``master`` of another machine, the name of this one. Under ``spark-submit`` its options replace ``master``,
-    ``jars``, ``jars_dir`` and ``driver_memory``. ``metrics_host`` and
-    ``metrics_port``: where the running audit serves its metrics; port 0 is any free one, which the health file names.
-    ``driver_memory``: the Java heap, in Java's notation; the settings' ``audit_heap_mib`` is written there.
-    ``nice``: the niceness of the running audit's processes, 0 to 19. Where processors are short, requests go first.
+    ``jars``, ``jars_dir`` and ``audit_heap_mib``. ``metrics_host`` and ``metrics_port``: where the running audit serves
+    its metrics; port 0 is any free one, which the health file names.
     """
 
     bootstrap_servers: Brokers
@@ -60,23 +74,13 @@ class AuditConfig:
     jars: tuple[Path, ...] = ()
     logs: tuple[AuditedLog, ...] = KNOWN_LOGS
     verdicts_topic: str = OM_VERDICTS
-    report_timeout_ms: int = 10_000
-    scan_timeout_ms: int = 600_000
-    trigger_ms: int = 2_500
-    records_per_trigger: int = RECORDS_PER_TRIGGER
-    reports_per_trigger: int = REPORTS_PER_TRIGGER
-    shuffle_partitions: int = 2
+    shuffle_partitions: int = setting(integer(1, 10_000), 2)
     master: str = "local[2]"
-    driver_memory: str = "1g"
     driver_host: str = LOOPBACK
     metrics_host: str = LOOPBACK
-    metrics_port: int = 0
-    nice: int = 10
+    metrics_port: int = setting(integer(0, MAX_PORT), 0)
     require_blocks: bool = False
     semantics: bool = False
-    windows: bool = True
-    window_seconds: int = 10
-    windows_trigger_ms: int = 10_000
     stats_topic: str = OM_STATS
     cluster: str = ""
     addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -84,6 +88,15 @@ class AuditConfig:
     tls_certificate_file: Path | None = None
     credentials_file: Path | None = None
     key_encryption_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Check the settings; raises ValueError naming the one that is wrong."""
+        self.check_settings()
+
+    @property
+    def driver_memory(self) -> str:
+        """The Java heap, in Java's notation."""
+        return f"{self.audit_heap_mib}m"
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -115,7 +128,9 @@ class AuditConfig:
     @property
     def limits(self) -> MatchingLimits:
         """Limits of a shard's audit."""
-        return MatchingLimits(report_timeout_ms=self.report_timeout_ms, scan_timeout_ms=self.scan_timeout_ms)
+        return MatchingLimits(
+            report_timeout_ms=self.audit_report_timeout_ms, scan_timeout_ms=self.audit_scan_timeout_ms
+        )
 
     def tls(self) -> ProcessTls | None:
         """Return how nodes are asked in TLS, None if in clear; raises TlsUnusable, a ValueError, for unusable files."""
@@ -157,25 +172,28 @@ class AuditConfig:
         )
 
 
-MAX_PORT = 65_535
-MAX_NICE = 19
-_MEMORY = re.compile(r"[1-9][0-9]{0,9}[kmgtKMGT]")
+_MEMORY = re.compile(r"([1-9][0-9]{0,9})([kmgtKMGT])")
+_MIB_OF = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}
 _PATHS = ("work_dir", "checkpoint", "jars_dir", "tls_ca_file", "tls_certificate_file",
           "credentials_file", "key_encryption_file")  # fmt: skip
-_POSITIVE = ("report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_trigger", "reports_per_trigger",
-             "shuffle_partitions", "window_seconds", "windows_trigger_ms")  # fmt: skip
 
 
 def config_from(values: Mapping[str, Any]) -> AuditConfig:
-    """Return a configuration from plain values; raises ValueError naming what is unknown, missing or wrong."""
+    """Return a configuration from plain values; raises ValueError naming what is unknown, missing or wrong.
+
+    Old names are taken, with an OldSettingName: those who write such files see it.
+    """
     known = {one.name: one for one in fields(AuditConfig)}
-    unknown = sorted(set(values) - {*known, "kafka"})
+    unknown = sorted(set(values) - {*known, *OLD_NAMES, DRIVER_MEMORY, "kafka"})
     if unknown:
         raise ValueError(f"unknown settings: {', '.join(unknown)}")
     missing = [n for n, f in known.items() if f.default is f.default_factory is MISSING and n not in values]
     if missing:
         raise ValueError(f"missing settings: {', '.join(missing)}")
-    typed = dict(values)
+    old = OLD_NAMES | {DRIVER_MEMORY: "audit_heap_mib"}
+    typed = renamed(values, old, partial(warnings.warn, category=OldSettingName, stacklevel=2))
+    if DRIVER_MEMORY in values:
+        typed["audit_heap_mib"] = _heap_mib(values[DRIVER_MEMORY])
     typed["bootstrap_servers"] = connection(typed["bootstrap_servers"], typed.pop("kafka", None))
     for name in _PATHS:
         if typed.get(name) is not None:
@@ -186,20 +204,15 @@ def config_from(values: Mapping[str, Any]) -> AuditConfig:
     if not typed.get("logs", KNOWN_LOGS):
         raise ValueError("logs must name at least one log")
     _check_addresses(typed.get("addresses", {}))
-    config = AuditConfig(**typed)
-    for name in _POSITIVE:
-        value = getattr(config, name)
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a positive integer, not {value!r}")
-    port: Any = config.metrics_port
-    if type(port) is not int or not 0 <= port <= MAX_PORT:
-        raise ValueError(f"metrics_port must be a port or 0, not {port!r}")
-    memory: Any = config.driver_memory
-    if not isinstance(memory, str) or not _MEMORY.fullmatch(memory):
+    return AuditConfig(**typed)
+
+
+def _heap_mib(memory: Any) -> int:
+    """Return a Java heap in MiB; a bare number is refused, which Java would take for bytes, and not start."""
+    found = _MEMORY.fullmatch(memory) if isinstance(memory, str) else None
+    if not found:
         raise ValueError(f"driver_memory must be a number with its unit, as 1g or 1536m, not {memory!r}")
-    if type(config.nice) is not int or not 0 <= config.nice <= MAX_NICE:
-        raise ValueError(f"nice must be 0 to {MAX_NICE}, not {config.nice!r}")
-    return config
+    return int(int(found[1]) * _MIB_OF[found[2].lower()])
 
 
 def _path(name: str, value: Any) -> Path:

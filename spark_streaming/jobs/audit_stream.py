@@ -112,7 +112,7 @@ class NamedVerdicts:
 
 def run(config: AuditConfig) -> int:
     """Audit until a signal arrives, and serve metrics meanwhile; return the exit status."""
-    lower_priority(config.nice)
+    lower_priority(config.audit_nice)
     health, metrics = JobHealth(config.health_file), AuditMetrics()
     try:
         server = MetricsServer(config.metrics_host, config.metrics_port, metrics.shown())
@@ -142,7 +142,7 @@ def _run(config: AuditConfig, health: JobHealth, metrics: AuditMetrics) -> int:
     rows = ReplicaRows(config.addresses, config.tls(), config.credentials())
     naming = KeyNaming(rows, NamedVerdicts(config, health).send)
     naming.start()
-    wakes = WakeUps((config.report_timeout_ms, config.scan_timeout_ms), time.monotonic())
+    wakes = WakeUps((config.audit_report_timeout_ms, config.audit_scan_timeout_ms), time.monotonic())
     slow_starts = outages = 0
     try:
         while not stop.asked:
@@ -203,11 +203,11 @@ def partitions_of(config: AuditConfig) -> list[ReportedPartition]:
 
 def _recorder(config: AuditConfig, stats: Sender) -> WindowRecorder | None:
     """Return where windows go, None if none are counted."""
-    if not config.windows:
+    if not config.audit_windows:
         return None
     return WindowRecorder(
-        sender=stats, state=config.window_state, seconds=config.window_seconds, cluster=config.cluster,
-        send_every_s=config.windows_trigger_ms / 1000,
+        sender=stats, state=config.window_state, seconds=config.audit_window_s, cluster=config.cluster,
+        send_every_s=config.audit_windows_trigger_ms / 1000,
     )  # fmt: skip
 
 

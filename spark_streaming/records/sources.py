@@ -21,16 +21,6 @@ from schemas.kafka.client_settings import spark_options
 from schemas.kafka.connection import Brokers
 from spark_streaming.records.logs import AuditedLog
 
-RECORDS_PER_TRIGGER = 2_500
-"""Most log records in a micro-batch, all shards and logs together: bounds the memory of a shard's operator."""
-
-REPORTS_PER_TRIGGER = 10_000
-"""Most reports in a micro-batch, all shards together.
-
-A barrier has a report of each member, and a batch at least beside it: two records, and seven reports at most. On a
-backlog the log must not run ahead of its reports, because few barriers are kept. Reports that are ahead are held back.
-"""
-
 FETCH_WAIT_MS = 10
 """How long a broker keeps a fetch waiting at a partition's end."""
 

@@ -29,8 +29,8 @@ def findings(session: SparkSession, config: AuditConfig, *, deadlines: bool, win
     servers = config.bootstrap_servers
     logs = config.logs
     rows = audit_rows(
-        sources.stream(session, sources.log_source(servers, logs), per_trigger=config.records_per_trigger),
-        sources.stream(session, sources.reports_source(servers, logs), per_trigger=config.reports_per_trigger),
+        sources.stream(session, sources.log_source(servers, logs), per_trigger=config.audit_records_per_trigger),
+        sources.stream(session, sources.reports_source(servers, logs), per_trigger=config.audit_reports_per_trigger),
     )
     if deadlines:
         wake_ups = sources.wake_ups(session, servers, config.stats_topic)
@@ -39,7 +39,7 @@ def findings(session: SparkSession, config: AuditConfig, *, deadlines: bool, win
     limits = config.limits if deadlines else replace(config.limits, taken_back=sys.maxsize)
     return audit(
         with_tasks(rows, config.shuffle_partitions), logs, limits, deadlines=deadlines, cluster=config.cluster, bootstrap_servers=servers,
-        window_ms=config.window_seconds * 1000 if windows else 0,
+        window_ms=config.audit_window_s * 1000 if windows else 0,
     )  # fmt: skip
 
 
@@ -54,4 +54,4 @@ def start(
     writer = writer.option("checkpointLocation", str(config.checkpoint_dir.absolute()))
     if once:
         return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{config.trigger_ms} milliseconds").start()
+    return writer.trigger(processingTime=f"{config.audit_trigger_ms} milliseconds").start()

@@ -11,17 +11,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from stratolog.cluster.reach import check_brokers, check_leaders, check_nodes
-from stratolog.configuration.node_configs import inline_bytes
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.tracing import tracer_of
 from stratolog.errors import Unavailable, UsageError
 from stratolog.nodes.node_http import url_of
 
 if TYPE_CHECKING:
-    from producers.blocks.core.topology import Shape
     from producers.blocks.stream_options import StreamOptions
     from producers.client import Client
     from producers.reads.reads import Reads
@@ -55,13 +53,13 @@ def stream_options(settings: Settings) -> StreamOptions:
     try:
         return StreamOptions(
             commit_way=settings.commit_way,
-            topology=cast("Shape", settings.topology),
+            topology=settings.topology,
             rack=settings.client_rack,
             packet_bytes=settings.packet_bytes,
             flush_bytes=settings.flush_bytes,
             client_buffer_bytes=settings.client_buffer_bytes,
             block_bytes=settings.block_bytes,
-            inline_bytes=inline_bytes(settings),
+            inline_bytes=settings.inline_bytes,
         )
     except ValueError as error:
         raise UsageError(str(error)) from error

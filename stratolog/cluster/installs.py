@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 from replicated_db.core.bootstrap.pace import size_words
+from schemas.settings.values import DatanodeAddress
 from stratolog.configuration.settings import Settings
-from stratolog.configuration.settings_values import DatanodeAddress
 from stratolog.nodes.answers import node_opening, node_status
 from stratolog.nodes.core.leaders import Status, views_in
 

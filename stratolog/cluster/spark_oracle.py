@@ -10,6 +10,8 @@ from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from schemas.settings.declaring import slice_of
+from schemas.settings.table import AuditSettings
 from stratolog.configuration.settings import Settings
 from stratolog.errors import UserError
 from stratolog.local.jars import spark_jars
@@ -37,7 +39,10 @@ def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[O
     with tempfile.TemporaryDirectory(prefix="stratolog-oracle-") as scratch:
         folder = Path(scratch)
         config = AuditConfig(
-            bootstrap_servers=settings.connection, work_dir=folder, jars=tuple(spark_jars(settings.cache_dir))
+            **slice_of(AuditSettings, settings),
+            bootstrap_servers=settings.connection,
+            work_dir=folder,
+            jars=tuple(spark_jars(settings.cache_dir)),
         )
         # Spark prints warnings when it starts, and leaves a folder in its working directory.
         with stderr_to(folder / "spark.log"), chdir(folder):

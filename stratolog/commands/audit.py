@@ -16,6 +16,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from schemas.codecs.block_rows import block_of_key
+from schemas.settings.declaring import slice_of
+from schemas.settings.table import AuditSettings
 from spark_streaming import dashboard
 from spark_streaming.records.core.freshness import judged
 from spark_streaming.records.report_times import ReportTimes
@@ -31,7 +33,6 @@ from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
 from stratolog.extras import check_spark
 from stratolog.local.jars import spark_jars
 from stratolog.local.processes import log_tail
-from stratolog.local.spawning import audit_heap
 from transport.topics.core.latest_verdicts import LatestVerdicts
 from transport.waiting.deadline import Deadline
 
@@ -123,9 +124,10 @@ def audit_once(
 ) -> Json:  # fmt: skip
     """Run the batch audit in a process of its own; return its result (``spark_streaming.jobs.audit_batch``).
 
-    Raises Unavailable, with the end of the process's log, if it gives no result.
+    Raises UsageError for a time-out out of range; Unavailable, with the end of the process's log, without a result.
     """
     check_spark()
+    settings = settings.with_values(audit_report_timeout_ms=report_timeout_ms)
     with tempfile.TemporaryDirectory(prefix="stratolog-audit-") as scratch:
         folder = Path(scratch)
         config = {
@@ -133,11 +135,10 @@ def audit_once(
             "kafka": dict(settings.kafka),
             "work_dir": str(folder / "work"),
             "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
-            "report_timeout_ms": report_timeout_ms,
+            **slice_of(AuditSettings, settings),
             "require_blocks": require_blocks,
             "semantics": semantics,
             "cluster": settings.cluster,
-            **audit_heap(settings),
         }
         path = folder / "audit.json"
         path.write_text(json.dumps(config))

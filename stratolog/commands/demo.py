@@ -105,7 +105,7 @@ def command(
     settings = given.with_values(
         data_dir=given.data_dir / FOLDER, brokers=brokers, audit=True, scrub_interval_ms=SCRUB_INTERVAL_MS,
         datanode_scrub_interval_ms=SCRUB_INTERVAL_MS, datanodes=datanodes,
-        ui=keep and given.ui is not False,  # nobody looks at what is stopped again
+        ui=keep and given.ui,  # nobody looks at what is stopped again
     )  # fmt: skip
     check_installed(settings)
     # The tree is Python's own library, where Python caches compiled modules. No process of ours may change the tree.

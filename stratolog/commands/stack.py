@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from schemas.security.tls import scheme_of
+from schemas.settings.values import MAX_DATANODES, DatanodeAddress
 from stratolog.cluster.installs import installing, installs_in, installs_on_datanodes
 from stratolog.cluster.rolling_scrubs import rolling_scrubs_in
 from stratolog.commands.common.invocation import JsonOption, connected_settings_of, settings_of
 from stratolog.commands.common.output import console, print_fleet, print_json, print_table, progress
 from stratolog.commands.common.waiting import interruptible
 from stratolog.configuration.settings import Settings, default_datanodes
-from stratolog.configuration.settings_values import MAX_DATANODES, DatanodeAddress
 from stratolog.errors import EXIT_FAILED, Unavailable
 from stratolog.extras import check_extras
 from stratolog.local import stack, state

@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from schemas.kafka.connection import FILES
+from schemas.settings.table import OLD_NAMES
+from schemas.settings.values import expanded
 from stratolog.configuration.places import (
     DEFAULT_FILE,
-    expanded,
     is_homeless,
     project_directory,
     stack_directory,
     working_directory,
 )
-from stratolog.configuration.settings import KAFKA_PREFIX, PREFIX, Settings, read_setting
+from stratolog.configuration.settings import KAFKA_PREFIX, PREFIX, Settings, present, read_setting, read_settings
 from stratolog.errors import UsageError
 
 CONFIG_VARIABLE = "STRATOLOG_CONFIG"
@@ -107,16 +108,18 @@ def _from_file(path: Path | None) -> dict[str, Any]:
         raise UsageError(f"settings file {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"settings file {path} is not TOML: {error}") from error
-    return {name: read_setting(name, value, str(path)) for name, value in content.items()}
+    return read_settings(content, str(path))
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    names = {name: name.removeprefix(PREFIX).lower() for name in environment if name.startswith(PREFIX)}
+    old = {name: PREFIX + OLD_NAMES[setting].upper() for name, setting in names.items() if setting in OLD_NAMES}
+    variables = present({name: environment[name] for name in names if name != CONFIG_VARIABLE}, old, "the environment")
     given: dict[str, Any] = {}
-    for variable, value in environment.items():
-        if variable.startswith(PREFIX) and variable != CONFIG_VARIABLE:
-            name, found = variable.removeprefix(PREFIX).lower(), read_setting(variable, value, "the environment")
-            if name == "kafka" or name.startswith(KAFKA_PREFIX):
-                given["kafka"] = (*given.get("kafka", ()), *found)
-            else:
-                given[name] = found
+    for variable, value in variables.items():
+        name, found = variable.removeprefix(PREFIX).lower(), read_setting(variable, value, "the environment")
+        if name == "kafka" or name.startswith(KAFKA_PREFIX):
+            given["kafka"] = (*given.get("kafka", ()), *found)
+        else:
+            given[name] = found
     return given

@@ -74,14 +74,6 @@ def user_name() -> str:
         return str(os.getuid())
 
 
-def expanded(path: Path) -> Path:
-    """Return a path with ``~`` replaced; the path stays as it is if no home directory is known (rule 3)."""
-    try:
-        return path.expanduser()
-    except RuntimeError:
-        return path
-
-
 def is_homeless(path: Path) -> bool:
     """Say whether a path lies in a home directory that is not known."""
     return bool(path.parts) and path.parts[0].startswith("~")

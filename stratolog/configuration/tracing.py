@@ -54,7 +54,7 @@ def _provider(settings: Settings, endpoint: str, service: str, instance: str | N
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)
     named = {"service.name": service, "service.instance.id": instance, "stratolog.cluster": settings.cluster}
     provider = TracerProvider(
-        sampler=ParentBased(TraceIdRatioBased(1 / (settings.trace_one_in or 1))),
+        sampler=ParentBased(TraceIdRatioBased(1 / settings.trace_one_in)),
         resource=Resource.create({name: value for name, value in named.items() if value is not None}),
         # 'tracer_of' ends it, in any case.
         shutdown_on_exit=False,

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from replicated_db.core.backup.manifest import BackupManifest
 from replicated_db.core.bootstrap.pace import size_words
+from schemas.settings.values import NodeAddress
 from stratolog.backups.making import make_backup, verify
 from stratolog.backups.restoring import RestoredCluster, RestoreWish, restore_stack
 from stratolog.configuration.settings import Settings
-from stratolog.configuration.settings_values import NodeAddress
 from stratolog.drills.core import install_findings, write_findings
 from stratolog.drills.core.journal import Journal
 from stratolog.drills.kit.aftermath import judge_load

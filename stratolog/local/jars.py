@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
-from stratolog.configuration.places import expanded, is_homeless
+from schemas.settings.values import expanded
+from stratolog.configuration.places import is_homeless
 from stratolog.errors import Unavailable, UsageError, UserError
 
 KAFKA_VERSION = "4.3.1"

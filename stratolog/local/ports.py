@@ -25,9 +25,9 @@ from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 
+from schemas.settings.values import MAX_PORT, DatanodeAddress
 from stratolog.configuration.places import is_homeless
 from stratolog.configuration.settings import Settings, default_datanodes
-from stratolog.configuration.settings_values import MAX_PORT, DatanodeAddress
 from stratolog.errors import Unavailable
 from stratolog.local.jars import default_cache_dir
 

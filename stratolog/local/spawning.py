@@ -12,6 +12,8 @@ from schemas.access.credentials import auditor_credentials
 from schemas.kafka.access import KafkaPrincipal
 from schemas.kafka.connection import CERTIFICATE_FILE
 from schemas.security.sealed import CREDENTIALS
+from schemas.settings.declaring import slice_of
+from schemas.settings.table import AuditSettings
 from schemas.topics import DN_LOG, OM_LOG
 from stratolog.brokers.admission import admit, as_variables
 from stratolog.brokers.at_rest import AUDIT_CREDENTIALS
@@ -90,11 +92,6 @@ def audit_tasks(shards: int) -> int:
     return 1 if shards <= ONE_TASK_SHARDS else AUDIT_TASKS
 
 
-def audit_heap(settings: Settings) -> Mapping[str, str]:
-    """Return what an audit's configuration says of its Java heap: nothing if nothing is set."""
-    return {} if settings.audit_heap_mib is None else {"driver_memory": f"{settings.audit_heap_mib}m"}
-
-
 def audit_command(settings: Settings) -> list[str]:
     """Write the Spark audit's configuration, and return its process's command.
 
@@ -112,7 +109,7 @@ def audit_command(settings: Settings) -> list[str]:
         "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
         "cluster": settings.cluster,
         "shuffle_partitions": audit_tasks(settings.shards),
-        **audit_heap(settings),
+        **slice_of(AuditSettings, settings),
         "addresses": {
             OM_LOG: {node.name: node.address for node in settings.nodes},
             DN_LOG: {datanode.name: datanode.http_address for datanode in settings.datanodes},

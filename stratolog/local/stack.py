@@ -27,10 +27,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from schemas.security.tls import scheme_of
+from schemas.settings.values import DatanodeAddress, NodeAddress
 from stratolog.brokers.identities import authority_of, broker_identities
 from stratolog.configuration.cluster_secret import make_secret
 from stratolog.configuration.settings import Settings
-from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
 from stratolog.errors import Unavailable
 from stratolog.local import state as states
 from stratolog.local.contents import remove_contents, remove_if_empty, unreadable_file
@@ -175,7 +175,7 @@ class _Start:
             self._start_datanode(datanode)
         if self._settings.audit and not self._has(AUDIT, AUDIT):
             self._start_audit()
-        if self._settings.ui is not False and not self._has(UI, UI):
+        if self._settings.ui and not self._has(UI, UI):
             self._start_ui()
         self._await_leaders()
         self._await_pipelines()

@@ -89,7 +89,7 @@ def test_members_and_their_block_files(lease_kafka: Callable[[], LocalKafka], tm
     settings = {
         "bootstrap_servers": kafka.bootstrap_servers, "work_dir": str(tmp_path / "audit"),
         "logs": [dataclasses.asdict(PIPELINES)], "jars": [str(jar) for jar in spark_jars()],
-        "report_timeout_ms": 60_000,
+        "audit_report_timeout_ms": 60_000,
     }  # fmt: skip
     with Datanodes(tmp_path / "datanodes", kafka, count=3, barrier_interval_ms=200) as nodes:
         nodes.open_pipeline(0)

@@ -131,7 +131,7 @@ def test_audit_at_once(topics: Callable[..., Topics], beside: Sequence[int]):
     # Replicas that never report are waited for in further passes.
     result = audit_once(spark(), config_from(sent.settings(shuffle_partitions=4)))
     for partitions in beside:
-        config = config_from(sent.settings(shuffle_partitions=partitions, report_timeout_ms=1))
+        config = config_from(sent.settings(shuffle_partitions=partitions, audit_report_timeout_ms=1))
         assert audit_once(spark(), config) == result
     assert not result["ok"]
     assert by_replica(result, 0) == dict.fromkeys(REPLICAS, ("equal", "scrubbed"))
@@ -242,7 +242,7 @@ def test_running_audit_goes_on_after_a_kill(topics: Callable[..., Topics], jobs:
             wanted <= {tuple(v[name] for name in names) for v in health["verdicts"].values() if v["log"] == log}
         )
 
-    job = jobs(sent.settings(shuffle_partitions=1, window_seconds=1, windows_trigger_ms=1000))
+    job = jobs(sent.settings(shuffle_partitions=1, audit_window_s=1, audit_windows_trigger_ms=1000))
     healthy = [(node, basis, "equal") for node in REPLICAS for basis in ("incremental", "scrubbed")]
     job.wait_for(reached(OM_LOG, first, *healthy))
     sent.create_log(DN_LOG, 40)
@@ -263,7 +263,7 @@ def test_running_audit_goes_on_after_a_kill(topics: Callable[..., Topics], jobs:
     # The first member's report of its blocks has waited in the state; one of the others has lost a block.
     disk = {block: data for block, data in pipeline.disk.items() if block != max(pipeline.disk)}
     sent.send(pipeline, [pipeline.block_report(scanned, "dn2"), pipeline.block_report(scanned, "dn3", disk)])
-    job = jobs(sent.settings(shuffle_partitions=1, window_seconds=1, windows_trigger_ms=1000))
+    job = jobs(sent.settings(shuffle_partitions=1, audit_window_s=1, audit_windows_trigger_ms=1000))
     last_words = [(node, "incremental", said) for node, said in zip(REPLICAS, LAST_WORDS, strict=True)]
     job.wait_for(reached(OM_LOG, {shard: last for shard, (_, last) in wrong.items()}, *last_words))
     job.wait_for(reached(DN_LOG, {33: scanned}, ("dn3", "replicas:blocks", "diverged")))

@@ -22,10 +22,10 @@ from om_processors.namespace.tables import key_key
 from producers import Client, Exists
 from replicated_db.shell.rocks import RocksStore
 from schemas.column_families import KEY_TABLE
+from schemas.settings.values import NodeAddress
 from schemas.sharding import shard_of
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
-from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import UserError
 from stratolog.local import stack, state
 from stratolog.local.ports import free_ports

@@ -61,7 +61,7 @@ def kafka(make_kafka: Callable[..., LocalKafka]) -> LocalKafka:
 @pytest.fixture(scope="module")
 def nodes(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Datanodes]:
     """Three datanodes with a pipeline on partition 1; dn3's blocks lie on a file system of their own, if that is allowed."""
-    made = Datanodes(tmp_path_factory.mktemp("datanodes"), kafka, count=3, reserve_bytes=RESERVE_BYTES)
+    made = Datanodes(tmp_path_factory.mktemp("datanodes"), kafka, count=3, datanode_reserve_bytes=RESERVE_BYTES)
     disk = made.data_dir(SMALL)
     mounted = small_disk(disk)
     try:

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from producers.blocks.core.topology import SHAPES, spanning_tree
+from producers.blocks.core.topology import spanning_tree
+from schemas.settings.table import SHAPES
 from stratolog.local.kafka import Listener
 from stratolog.local.ports import free_ports
 from stratolog.local.processes import spawn

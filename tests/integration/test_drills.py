@@ -22,10 +22,10 @@ from schemas.codecs.codec import decode_as
 from schemas.column_families import KEY_TABLE
 from schemas.records.messages import CancelPrepare, Prepare, SetDatanodeState
 from schemas.records.rows import KeyInfo
+from schemas.settings.values import NodeAddress
 from stratolog.cli import build_app
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
-from stratolog.configuration.settings_values import NodeAddress
 from stratolog.drills import (
     corrupt_replica,
     kill_follower,

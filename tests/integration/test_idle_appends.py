@@ -5,9 +5,9 @@ topic                what it may get at rest, and why
 ===================  ==================================================================================================
 om.log               nothing. A leader appends a barrier when something was written since the last one, or when a scrub
                      is due, and no scrub is due here. It appends a Tick only when somebody waits for a linearizable read.
-dn.log               in each pipeline's partition a Tick each quarter of ``watchdog_ms``: by these its members know that
+dn.log               in each pipeline's partition a Tick each quarter of ``pipeline_watchdog_ms``: by these its members know that
                      the leader lives. A partition without a pipeline gets nothing.
-dn.heartbeats        one record of each datanode each ``heartbeat_interval_ms``: by these the Object Managers know that it
+dn.heartbeats        one record of each datanode each ``datanode_heartbeat_interval_ms``: by these the Object Managers know that it
                      lives. Nothing changes at rest, so none comes earlier.
 om.audit, dn.audit   nothing. Replicas report at barriers, and there is none.
 all others           nothing. Nobody asks, so there is no request, response or rejected record. No audit runs, so there is
@@ -78,8 +78,8 @@ def at_most(stack: TestStack, lasted_ms: float) -> dict[Place, int]:
     names = [datanode.name for datanode in stack.settings.datanodes]
     config = datanode_config(stack.settings, names[0])
     # At both ends of the time one more may just fall into it.
-    ticks = ceil(lasted_ms / tick_interval_ms(config.watchdog_ms)) + 1
-    heartbeats = ceil(lasted_ms / config.heartbeat_interval_ms) + 1
+    ticks = ceil(lasted_ms / tick_interval_ms(config.pipeline_watchdog_ms)) + 1
+    heartbeats = ceil(lasted_ms / config.datanode_heartbeat_interval_ms) + 1
     pipelines = {pipeline["partition"] for pipeline in stack.pipelines()}
     return {(DN_LOG, partition): ticks for partition in pipelines} | {(DN_HEARTBEATS, 0): heartbeats * len(names)}
 

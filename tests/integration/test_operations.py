@@ -31,11 +31,11 @@ from schemas.features import INITIAL, LATEST
 from schemas.records.log import Genesis, LeaderClaim
 from schemas.records.messages import AddNode, CreateVolume, Response
 from schemas.result_codes import OK, OVERLOADED, PREPARED, retry_after_ms
+from schemas.settings.values import NodeAddress
 from schemas.topics import OM_LOG
 from stratolog.cluster.leadership import move, shard_views
 from stratolog.commands.admin.members import log_members
 from stratolog.commands.admin.upgrades import cancel_prepare, finalize_shards, prepare_shards
-from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import Unavailable, UserError
 from stratolog.local.ports import free_ports
 from stratolog.local.stack import topic_plan
@@ -68,7 +68,7 @@ def stack(lease_kafka: Callable[[], LocalKafka], tmp_path_factory: pytest.TempPa
     """A cluster that software of the first feature level made: its logs begin with Genesis as that wrote it."""
     found = TestStack(
         tmp_path_factory.mktemp("stack"), nodes=3, kafka=lease_kafka(), shards=SHARDS, barrier_interval_ms=200,
-        watchdog_ms=1_000, max_queued_requests=MAX_QUEUED, write_audit=True,
+        leader_watchdog_ms=1_000, max_queued_requests=MAX_QUEUED, write_audit=True,
     )  # fmt: skip
     ensure_topics(found.settings.bootstrap_servers, topic_plan(found.settings))
     producer = Producer({"bootstrap.servers": found.settings.bootstrap_servers})

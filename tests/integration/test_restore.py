@@ -13,13 +13,13 @@ import pytest
 
 from producers import Client, RequestFailed
 from replicated_db.core.backup.manifest import BackupManifest
+from schemas.settings.values import NodeAddress
 from schemas.sharding import shard_of
 from stratolog.backups.making import make_backup, prune, verify
 from stratolog.backups.restoring import RestoredCluster, RestoreWish, restore_onto, restore_stack
 from stratolog.configuration.cluster_secret import make_secret
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
-from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import UsageError
 from stratolog.local import stack as local
 from stratolog.local.ports import free_ports

@@ -26,13 +26,13 @@ from schemas.records.datanode import ClosePipeline
 from schemas.records.verdict_words import DIVERGED, EQUAL
 from schemas.security.certificates import PeerIdentity, Role
 from schemas.security.tls import ProcessTls, TlsFiles
+from schemas.settings.values import NodeAddress
 from stratolog.brokers import at_rest
 from stratolog.brokers.access_rules import are_acls_kept, ensure_access
 from stratolog.brokers.admission import admin_of
 from stratolog.brokers.identities import member_options
 from stratolog.brokers.kafka_users import users
 from stratolog.cluster.verdicts import VerdictReader
-from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import UsageError
 from stratolog.local import stack, state
 from stratolog.local.ports import free_ports

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import TopicCollection
 
+from schemas.settings.values import NodeAddress
 from schemas.topics import OM_LOG
-from stratolog.configuration.settings_values import NodeAddress
 from stratolog.local.kafka import Listener
 from tests.linearizability.campaign import Campaign, clients_of
 from tests.linearizability.checker import ILLEGAL, LINEARIZABLE

@@ -66,9 +66,10 @@ PURE_ERRORS = frozenset({"om_processors", "datanode_processors", "producers"})
 
 IO_BUILTINS = frozenset({"open", "input", "print", "exec", "eval", "compile", "breakpoint", "__import__"})
 
-SCHEMAS_EXTRA = frozenset({"io", "json", "pathlib", "fastavro", "avro", "ssl", "base64", "cryptography"})
+SCHEMAS_EXTRA = frozenset({"io", "json", "pathlib", "fastavro", "avro", "ssl", "base64", "cryptography", "warnings"})
 """``schemas`` reads its own files at import and is the only place that knows Avro. ``ssl``: contexts, and no connection.
-``cryptography``: secrets that are encrypted in their files, for all packages (decision 0075)."""
+``cryptography``: secrets that are encrypted in their files, for all packages (decision 0075). ``warnings``:
+names that settings had before (decision 0093)."""
 
 LAZY = frozenset({"stratolog/__init__.py", "stratolog/cli.py"})
 """On top of everything, and import what is asked for, below 'stratolog' alone."""

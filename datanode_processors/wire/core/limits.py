@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from schemas.settings.table import DatanodeSettings
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireLimits:
@@ -14,7 +16,7 @@ class WireLimits:
 
     max_connections: int = 1024
     """Connections at once; each has a thread. Further ones are told OVERLOADED and closed."""
-    max_streams: int = 256
+    max_streams: int = DatanodeSettings.datanode_max_streams
     """Streams at once; further ones are refused with OVERLOADED."""
     max_large_bytes: int = 1024 * 1024 * 1024
     """Bytes that all connections' buffers may take for frames larger than a usual packet; beyond that, a frame is

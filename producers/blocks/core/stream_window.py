@@ -30,7 +30,8 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
-from schemas.records.packets import CELL_BYTES, MAX_PACKET_BYTES, PACKET_BYTES
+from schemas.records.packets import CELL_BYTES, MAX_PACKET_BYTES
+from schemas.settings.table import StreamSettings
 
 _CRC_BYTES = 4
 MIN_PACKET_BYTES = 4 * 1024
@@ -49,10 +50,10 @@ class WindowLimits:
     """Limits of a block that is being written, in bytes. Raises ValueError for a value out of range, naming it."""
 
     block_bytes: int
-    packet_bytes: int = PACKET_BYTES
+    packet_bytes: int = StreamSettings.packet_bytes
     window_bytes: int = 8 * 1024 * 1024
-    flush_bytes: int = 64 * 1024 * 1024
-    buffer_bytes: int = 256 * 1024 * 1024
+    flush_bytes: int = StreamSettings.flush_bytes
+    buffer_bytes: int = StreamSettings.client_buffer_bytes
 
     def __post_init__(self) -> None:
         """Check the ranges."""

@@ -17,13 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Literal, get_args
 
 from schemas.records.datanode import Member, Route
 from schemas.records.packets import MAX_ROUTES
+from schemas.settings.table import SHAPES, Shape
 
-Shape = Literal["star", "chain", "tree"]
-SHAPES: tuple[str, ...] = get_args(Shape)
 MAX_TREE_CHILDREN = 2
 
 

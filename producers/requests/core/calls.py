@@ -44,11 +44,14 @@ from schemas.result_codes import (
     remedy,
     retry_after_ms,
 )
+from schemas.settings.table import CommandSettings
 from schemas.topics import MAX_REQUEST_BYTES
 from transport.waiting.core.backoff import Backoff
 
 MAX_DEADLINE_MS = 5 * 60_000
 """After this time a leader answers REQUEST_EXPIRED, so a longer wait is useless."""
+MAX_IN_FLIGHT = 10_000
+"""Calls of one client that are on the way at once, unless it is made with another number."""
 RESENDS_PER_STEP = 1000
 """Calls that are sent again in one step, at most; the others are due at the next step."""
 JITTER_SHARE = 0.25
@@ -67,8 +70,8 @@ class Policy:
     Raises ValueError for a value out of range, naming it.
     """
 
-    deadline_ms: int = 60_000
-    max_in_flight: int = 10_000
+    deadline_ms: int = CommandSettings.request_timeout_ms
+    max_in_flight: int = MAX_IN_FLIGHT
     silence_ms: int = 2_000
     silence_max_ms: int = 15_000
     refusal_ms: int = 50

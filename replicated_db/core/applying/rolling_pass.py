@@ -17,9 +17,6 @@ from replicated_db.core.tables.column_families import Families
 from replicated_db.core.tables.digests import MASK, Digests
 from schemas.column_families import BUCKETS
 
-DEFAULT_SCRUB_WITHIN_MS = 300_000
-"""Within how long a row that changed at rest is found, unless the settings say otherwise."""
-
 SLICE_ROWS = 200
 """Rows that are read in one go: a fraction of a millisecond."""
 

@@ -12,9 +12,6 @@ from typing import Any
 
 from replicated_db.core.bootstrap.listing import MAX_NUMBER, MAX_TEXT_CHARACTERS, BadListing
 
-DEFAULT_BOOTSTRAP_RECORDS = 100_000
-"""Length of a log from which on an empty replica takes a peer's checkpoint, unless the settings say otherwise."""
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class ServingPeer:

@@ -29,9 +29,6 @@ from replicated_db.core.trimming.places import AuditPlace, MemberPlace
 AUDIT_SILENCE_MS = 86_400_000
 """An audit that has not come past a base within this time after it was logged no longer holds the log."""
 
-DEFAULT_TRIM_LOG_AFTER_MS = 0
-"""Unless the settings say otherwise, a log is trimmed only when an operator says so: what is trimmed is gone."""
-
 NOTHING = 0
 """What a rule allows that does not know enough: nothing lies before the log's first offset."""
 

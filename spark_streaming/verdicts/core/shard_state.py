@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from schemas.records.datanode import BlockReport
 from schemas.records.messages import Verdict
+from schemas.settings.table import AuditSettings
 from spark_streaming.records.core.reading import DIGEST_BASE, REQUEST_BATCH, AuditPosition, LogBroken, LogTooNew
 from spark_streaming.verdicts.core.digests import Sums
 from spark_streaming.verdicts.core.inputs import ReplicaReport, ReportKey, ReportPlace
@@ -250,8 +251,8 @@ class MatchingLimits:
     ``scan_timeout_ms`` counts from the first report of stored bytes: some members read their disks faster than others.
     """
 
-    report_timeout_ms: int = 10_000
-    scan_timeout_ms: int = 600_000
+    report_timeout_ms: int = AuditSettings.audit_report_timeout_ms
+    scan_timeout_ms: int = AuditSettings.audit_scan_timeout_ms
     kept_scans: int = KEPT_SCANS
     kept_barriers: int = KEPT_BARRIERS
     early_reports: int = EARLY_REPORTS

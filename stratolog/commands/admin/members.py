@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from schemas.settings.values import NodeAddress, host_and_port, name
 from stratolog.cluster.connection import client_of
 from stratolog.cluster.leadership import shard_views
 from stratolog.cluster.reach import check_brokers
@@ -21,7 +22,6 @@ from stratolog.commands.common.output import console, print_json, progress
 from stratolog.commands.common.waiting import waiting
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
-from stratolog.configuration.settings_values import NodeAddress, host_and_port, name
 from stratolog.errors import Unavailable, UsageError, UserError
 from stratolog.local import spawning, stack, state
 from stratolog.local.ports import free_ports

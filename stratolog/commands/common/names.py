@@ -5,10 +5,12 @@ Names come from the settings that reach the stack. A completion that cannot read
 
 from __future__ import annotations
 
+import warnings
 from typing import Annotated
 
 import typer
 
+from schemas.settings.declaring import OldSettingName
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
 from stratolog.errors import UserError
@@ -18,7 +20,8 @@ from stratolog.local import state
 def settings_for_completion() -> Settings | None:
     """Return the settings that reach the stack, None if they cannot be read."""
     try:
-        return state.connected(load_settings())
+        with warnings.catch_warnings(action="ignore", category=OldSettingName):
+            return state.connected(load_settings())
     except (UserError, OSError):
         return None
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from schemas.security.certificates import PeerIdentity, Role
 from schemas.security.tls import ProcessTls, TlsFiles
+from schemas.settings.values import DatanodeAddress, NodeAddress
 from stratolog.brokers.identities import authority_of
 from stratolog.configuration.settings import Settings
-from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
 from stratolog.drills.core.report import StepFailed
 from stratolog.drills.kit.rebuild import scratch
 from stratolog.drills.kit.session import Session

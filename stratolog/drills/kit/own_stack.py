@@ -15,9 +15,9 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from schemas.kafka.client_settings import client_settings
+from schemas.settings.values import NodeAddress
 from schemas.topics import OM_LOG
 from stratolog.configuration.settings import Settings
-from stratolog.configuration.settings_values import NodeAddress
 from stratolog.drills.core.install_findings import ScannedDigest
 from stratolog.drills.core.report import StepFailed
 from stratolog.drills.kit.cluster import Cluster
@@ -33,7 +33,7 @@ ANSWER_S = 30.0
 
 @contextmanager
 def own_stack(
-    session: Session, settings: Settings, drill: str, *, detached: bool, bytes_per_s: int | None = None
+    session: Session, settings: Settings, drill: str, *, detached: bool, bytes_per_s: int = 0
 ) -> Iterator[Cluster]:
     """Start a stack whose empty replicas install instead of reading the log; stop and delete it at the end.
 

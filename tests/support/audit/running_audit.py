@@ -85,7 +85,7 @@ class Topics:
         return {
             "bootstrap_servers": self.servers, "work_dir": str(self.folder / "audit"),
             "logs": [dataclasses.asdict(log) for log in self.logs.values()], "verdicts_topic": self.verdicts, "stats_topic": self.stats, "jars": [str(jar) for jar in spark_jars()],
-            "report_timeout_ms": 2000,
+            "audit_report_timeout_ms": 2000,
         } | changed  # fmt: skip
 
     def send(self, log: LogBuilder, reports: Sequence[AuditReport | BlockReport]) -> None:

@@ -143,7 +143,7 @@ class Datanodes:
         self.ports = dict(zip(self.names, ports[:count], strict=True))
         self.http_ports = dict(zip(self.names, ports[count:], strict=True))
         self.racks = dict.fromkeys(self.names, "/default-rack") | dict(racks or {})
-        self.options = {"cluster": CLUSTER, "watchdog_ms": WATCHDOG_MS, "reserve_bytes": 0, **options}
+        self.options = {"cluster": CLUSTER, "pipeline_watchdog_ms": WATCHDOG_MS, "datanode_reserve_bytes": 0, **options}
         self.processes: dict[str, Process] = {}
         self.pipelines: dict[int, list[str]] = {}
 

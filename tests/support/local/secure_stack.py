@@ -16,9 +16,9 @@ from schemas.kafka.client_settings import client_settings
 from schemas.kafka.connection import KafkaConnection, connection
 from schemas.security.certificates import PeerIdentity, Role
 from schemas.security.tls import TlsFiles
+from schemas.settings.values import DatanodeAddress, NodeAddress
 from stratolog.brokers.identities import authority_of, member_options
 from stratolog.configuration.settings import Settings
-from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
 from stratolog.local import stack, state
 from stratolog.local.jars import default_cache_dir
 from stratolog.local.ports import free_ports

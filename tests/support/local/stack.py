@@ -22,9 +22,9 @@ import httpx
 from confluent_kafka.admin import AdminClient
 
 from producers import Client
+from schemas.settings.values import DatanodeAddress, NodeAddress
 from stratolog.configuration.cluster_secret import make_secret
 from stratolog.configuration.settings import Settings
-from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
 from stratolog.local.jars import kafka_jars
 from stratolog.local.kafka import QUICK_START_JVM, KafkaCluster, Listener, allocate_listeners, stop_brokers
 from stratolog.local.ports import free_ports

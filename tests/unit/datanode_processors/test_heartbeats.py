@@ -37,7 +37,7 @@ class World:
         self.broken: Exception | None = None
         config = DatanodeConfig(
             node="dn1", cluster="test", host="127.0.0.1", port=0, http_port=0, bootstrap_servers="",
-            data_dir=folder / "dn1", heartbeat_interval_ms=interval_ms,
+            data_dir=folder / "dn1", datanode_heartbeat_interval_ms=interval_ms,
         )  # fmt: skip
         self.beats = Heartbeats(
             config, self.node.store, self.node.pipelines, streams=lambda: 5, layout_version=2, prepared=lambda: False,
@@ -183,7 +183,7 @@ def test_after_a_heartbeat_the_thread_rests_until_something_changes(make: Callab
         world.beats.changed()
     eventually(partial(has_rested, 4), timeout_s=WAIT_S)
     assert [is_set for is_set, _ in rests] == [False] * 4, "what has changed is said once"
-    assert {timeout for _, timeout in rests} == {world.beats._config.heartbeat_interval_ms / 1000}
+    assert {timeout for _, timeout in rests} == {world.beats._config.datanode_heartbeat_interval_ms / 1000}
     assert pauses == [MIN_INTERVAL_S] * 4
 
 

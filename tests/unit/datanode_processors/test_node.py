@@ -46,8 +46,8 @@ def broker() -> Iterator[MemoryBroker]:
 def config_of(folder: Path, broker: str, **changes: Any) -> DatanodeConfig:
     given: dict[str, Any] = {
         "node": "dn1", "cluster": "test", "host": "127.0.0.1", "port": 0, "http_port": 1, "bootstrap_servers": broker,
-        "data_dir": folder / "dn1", "watchdog_ms": 200, "barrier_interval_ms": 0, "scrub_interval_ms": 0,
-        "reserve_bytes": 0, "block_scrub_interval_ms": 0,
+        "data_dir": folder / "dn1", "pipeline_watchdog_ms": 200, "barrier_interval_ms": 0, "datanode_scrub_interval_ms": 0,
+        "datanode_reserve_bytes": 0, "block_scrub_interval_ms": 0,
     }  # fmt: skip
     return DatanodeConfig(**{**given, **changes})
 

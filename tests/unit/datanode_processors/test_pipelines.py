@@ -60,7 +60,7 @@ class World:
         self.store = BlockStore(folder)
         self.config = DatanodeConfig(
             node="dn1", cluster="test", host="127.0.0.1", port=7, http_port=0, bootstrap_servers="", data_dir=folder,
-            watchdog_ms=200, barrier_interval_ms=0, scrub_interval_ms=0, container_bytes=container_bytes,
+            pipeline_watchdog_ms=200, barrier_interval_ms=0, datanode_scrub_interval_ms=0, container_bytes=container_bytes,
             block_scrub_interval_ms=0,
         )  # fmt: skip
         self.pipelines = Pipelines(

@@ -19,11 +19,8 @@ from tests.support.local.secret import SECRET
 def config(**more: Any) -> NodeConfig:
     fields: dict[str, Any] = {
         "node": "om1", "cluster": "test", "address_host": "host", "address_port": 22, "bootstrap_servers": "b:1",
-        "shards": 2, "replicas": ("om1", "om2"), "data_dir": Path("nowhere"), "pipelines": ("p1",), "datanodes": (),
-        "datanode_timeout_ms": 1, "open_key_expire_threshold_ms": 1, "block_bytes": 1, "container_bytes": 1,
-        "session_timeout_ms": 6_000, "max_queued_requests": 1, "watchdog_ms": 1, "barrier_interval_ms": 1,
-        "scrub_interval_ms": 0, "late_flush_interval_ms": 1, "secret": SECRET, "http_hosts": frozenset(),
-        "log_level": "INFO", "log_format": "plain", "write_audit": False,
+        "replicas": ("om1", "om2"), "data_dir": Path("nowhere"), "datanodes": (), "secret": SECRET,
+        "http_hosts": frozenset(),
     }  # fmt: skip
     return NodeConfig(**(fields | more))
 
@@ -32,11 +29,16 @@ def config(**more: Any) -> NodeConfig:
     ("wrong", "said"),
     [
         ({"node": "om3"}, "node 'om3' is not one of replicas om1, om2"),
-        ({"pipelines": ()}, "pipelines: at least one is needed"),
-        ({"pipelines": ("p",) * (MAX_PIPELINES + 1)}, f"pipelines: {MAX_PIPELINES + 1}, more than {MAX_PIPELINES}"),
-        ({"inline_bytes": -1}, "inline_bytes: -1 is not in 0..262144"),
-        ({"inline_bytes": MAX_INLINE_BYTES + 1}, "inline_bytes: 262145 is not in 0..262144"),
-        ({"log_level": "LOUD"}, "log_level must be one of DEBUG, INFO, WARNING, ERROR, not 'LOUD'"),
+        ({"pipelines": ()}, "setting 'pipelines': must be a list of names, not ()"),
+        (
+            {"pipelines": ("p",) * (MAX_PIPELINES + 1)},
+            f"setting 'pipelines': must be at most {MAX_PIPELINES} names, not {MAX_PIPELINES + 1}",
+        ),
+        ({"inline_bytes": -1}, "setting 'inline_bytes': must be in 0..262144, not -1"),
+        ({"inline_bytes": MAX_INLINE_BYTES + 1}, "setting 'inline_bytes': must be in 0..262144, not 262145"),
+        ({"auth": "open"}, "setting 'auth': must be none or signed, not 'open'"),
+        ({"leader_watchdog_ms": True}, "setting 'leader_watchdog_ms': must be a whole number, not True"),
+        ({"log_level": "LOUD"}, "setting 'log_level': must be DEBUG, INFO, WARNING or ERROR, not 'LOUD'"),
     ],
 )
 def test_a_setting_that_is_wrong_is_named(wrong: dict[str, Any], said: str):
@@ -46,7 +48,7 @@ def test_a_setting_that_is_wrong_is_named(wrong: dict[str, Any], said: str):
 
 
 def test_what_a_node_does_unless_it_is_told():
-    found = config(pipelines=("p",) * MAX_PIPELINES)
+    found = config(pipelines=tuple(f"p{number}" for number in range(MAX_PIPELINES)))
     assert found.address == "host:22"
     assert (found.peers, found.node_addresses) == ((), ())
     assert (found.bootstrap_bytes_per_s, found.trim_log_after_ms) == (0, 0), "no bound, and nothing is trimmed"

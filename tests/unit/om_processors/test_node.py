@@ -56,8 +56,8 @@ def config_of(broker: MemoryBroker, folder: Path, **more: Any) -> NodeConfig:
         "node": "om1", "cluster": "test", "address_host": "127.0.0.1", "address_port": free_ports(1)[0],
         "bootstrap_servers": broker.bootstrap_servers, "shards": SHARDS, "replicas": ("om1", "om2"), "data_dir": folder,
         "pipelines": ("p1", "p2"), "datanodes": (), "datanode_timeout_ms": 10_000,
-        "open_key_expire_threshold_ms": 60_000, "block_bytes": 1000, "container_bytes": 5000,
-        "session_timeout_ms": 6_000, "max_queued_requests": 100, "watchdog_ms": 5_000, "barrier_interval_ms": 1_000,
+        "open_key_expire_threshold_ms": 60_000, "block_bytes": 65_536, "container_bytes": 1 << 20,
+        "session_timeout_ms": 6_000, "max_queued_requests": 100, "leader_watchdog_ms": 5_000, "barrier_interval_ms": 1_000,
         "scrub_interval_ms": 0, "late_flush_interval_ms": 50, "secret": SECRET, "http_hosts": frozenset(),
         "log_level": "INFO", "log_format": "plain", "write_audit": True,
     }  # fmt: skip
@@ -119,7 +119,7 @@ def test_every_api_of_the_node_is_served(shared: OMNode):
 
 def test_blocks_are_allocated_on_the_settings_pipelines_or_on_the_datanodes_heard(shared: OMNode):
     found = shared._contexts_of(1).at(now_ms=5, index=6)
-    assert (found.shard, found.shards, found.datanodes, found.block_size_bytes) == (1, SHARDS, False, 1000)
+    assert (found.shard, found.shards, found.datanodes, found.block_size_bytes) == (1, SHARDS, False, 65_536)
     assert [name for _, name in found.allocation.pipelines] == ["p1", "p2"]
     assert shared.fleet is None
     config = shared.config

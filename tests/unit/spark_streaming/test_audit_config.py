@@ -12,6 +12,7 @@ from schemas.access.credentials import auditor_credentials
 from schemas.kafka.connection import connection
 from schemas.privilege import ClusterSecret
 from schemas.security.sealed import CREDENTIALS, sealed
+from schemas.settings.declaring import OldSettingName
 from schemas.topics import DN_AUDIT, DN_LOG, OM_VERDICTS
 from spark_streaming.configuration.audit_config import AuditConfig, config_from, load_config
 from spark_streaming.records.logs import KNOWN_LOGS, OBJECT_MANAGER, existing
@@ -20,15 +21,15 @@ from tests.support.local.memory_broker import memory_broker
 
 LEAST: dict[str, Any] = {"bootstrap_servers": "here:9092", "work_dir": "/srv/audit"}
 POSITIVE = (
-    "report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_trigger", "reports_per_trigger",
-    "shuffle_partitions", "window_seconds", "windows_trigger_ms",
+    "audit_report_timeout_ms", "audit_scan_timeout_ms", "audit_trigger_ms", "audit_records_per_trigger",
+    "audit_reports_per_trigger", "shuffle_partitions", "audit_window_s", "audit_windows_trigger_ms",
 )  # fmt: skip
 
 
 def test_what_is_not_named_has_its_default():
     config = config_from(LEAST)
     assert config == AuditConfig(bootstrap_servers=connection("here:9092"), work_dir=Path("/srv/audit"))
-    assert (config.logs, config.verdicts_topic, config.require_blocks, config.windows) == (
+    assert (config.logs, config.verdicts_topic, config.require_blocks, config.audit_windows) == (
         KNOWN_LOGS, OM_VERDICTS, False, True,
     )  # fmt: skip
 
@@ -80,7 +81,7 @@ def test_credentials_are_in_a_file_for_its_owner_alone_sealed_or_not(tmp_path: P
 
 
 def test_the_limits_of_a_shard_are_the_configured_ones():
-    limits = config_from(LEAST | {"report_timeout_ms": 7, "scan_timeout_ms": 8}).limits
+    limits = config_from(LEAST | {"audit_report_timeout_ms": 7, "audit_scan_timeout_ms": 8}).limits
     assert (limits.report_timeout_ms, limits.scan_timeout_ms) == (7, 8)
 
 
@@ -109,31 +110,60 @@ def test_what_is_wrong_is_named(values: dict[str, Any], error: str):
 @pytest.mark.parametrize("name", POSITIVE)
 def test_times_and_counts_are_positive_integers(name: str):
     assert getattr(config_from(LEAST | {name: 1}), name) == 1
-    for wrong in (0, -1, 1.5, "1", None):
-        with pytest.raises(ValueError, match=f"^{name} must be a positive integer"):
+    for wrong in (0, -1, 1.5, None):
+        with pytest.raises(ValueError, match=rf"^setting '{name}': must be .*, not {wrong}"):
             config_from(LEAST | {name: wrong})
 
 
-@pytest.mark.parametrize("port", [-1, 65_536, 1.5, "9610", None, True])
+@pytest.mark.parametrize("port", [-1, 65_536, 1.5, None, True])
 def test_the_metrics_have_a_port_or_any(port: Any):
     assert [config_from(LEAST | {"metrics_port": one}).metrics_port for one in (0, 65_535)] == [0, 65_535]
-    with pytest.raises(ValueError, match=f"^metrics_port must be a port or 0, not {port!r}"):
+    with pytest.raises(ValueError, match=f"^setting 'metrics_port': must be .*, not {port!r}"):
         config_from(LEAST | {"metrics_port": port})
 
 
-@pytest.mark.parametrize("nice", [-1, 20, 1.5, "10", None, True])
+@pytest.mark.parametrize("nice", [-1, 20, 1.5, None, True])
 def test_niceness_has_its_range(nice: Any):
-    assert [config_from(LEAST | {"nice": one}).nice for one in (0, 19)] == [0, 19]
-    with pytest.raises(ValueError, match=f"^nice must be 0 to 19, not {nice!r}"):
-        config_from(LEAST | {"nice": nice})
+    assert [config_from(LEAST | {"audit_nice": one}).audit_nice for one in (0, 19)] == [0, 19]
+    with pytest.raises(ValueError, match=f"^setting 'audit_nice': must be .*, not {nice!r}"):
+        config_from(LEAST | {"audit_nice": nice})
+
+
+def test_a_number_in_json_is_a_number():
+    """In a variable it is a text; there the settings are read, and not here."""
+    for name in (*POSITIVE, "audit_nice", "metrics_port"):
+        with pytest.raises(ValueError, match=rf"^setting '{name}': must be given as 1, not '1'"):
+            config_from(LEAST | {name: "1"})
 
 
 @pytest.mark.parametrize("memory", ["1024", "0g", "1.5g", "-1g", "1gb", "1g -Xss1m", "", 1024, None])
-def test_the_heap_is_a_number_with_its_unit(memory: Any):
+@pytest.mark.filterwarnings("ignore::schemas.settings.declaring.OldSettingName")
+def test_the_heap_under_its_old_name_is_a_number_with_its_unit(memory: Any):
     """Java would take a bare number for bytes, and not start."""
-    assert [config_from(LEAST | {"driver_memory": one}).driver_memory for one in ("1g", "1536m")] == ["1g", "1536m"]
+    given = {"1g": "1024m", "1536m": "1536m", "1048576k": "1024m", "1G": "1024m"}
+    assert [config_from(LEAST | {"driver_memory": one}).driver_memory for one in given] == [*given.values()]
     with pytest.raises(ValueError, match=f"^driver_memory must be a number with its unit.*, not {memory!r}"):
         config_from(LEAST | {"driver_memory": memory})
+    with pytest.raises(ValueError, match="setting 'audit_heap_mib': must be in 512..65536, not 256"):
+        config_from(LEAST | {"driver_memory": "256m"})
+
+
+def test_old_names_are_taken_and_told():
+    old = {
+        "report_timeout_ms": 1, "scan_timeout_ms": 2, "trigger_ms": 3, "records_per_trigger": 4,
+        "reports_per_trigger": 5, "nice": 6, "windows": False, "window_seconds": 7, "windows_trigger_ms": 8,
+        "driver_memory": "2g",
+    }  # fmt: skip
+    with pytest.warns(OldSettingName) as heard:
+        found = config_from(LEAST | old)
+    assert found == config_from(LEAST | {
+        "audit_report_timeout_ms": 1, "audit_scan_timeout_ms": 2, "audit_trigger_ms": 3,
+        "audit_records_per_trigger": 4, "audit_reports_per_trigger": 5, "audit_nice": 6, "audit_windows": False,
+        "audit_window_s": 7, "audit_windows_trigger_ms": 8, "audit_heap_mib": 2048,
+    })  # fmt: skip
+    assert len(heard) == len(old)
+    with pytest.raises(ValueError, match="'nice' is the old name of 'audit_nice', which is given, too"):
+        config_from(LEAST | {"nice": 1, "audit_nice": 1})
 
 
 def test_a_driver_is_on_the_loopback_unless_executors_are_elsewhere(tmp_path: Path):
@@ -186,10 +216,10 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, error: str):
 def test_jars_are_named_or_those_of_a_directory(tmp_path: Path):
     for name in ("b.jar", "a.jar", "notes.txt"):
         (tmp_path / name).touch()
-    config = config_from(LEAST | {"jars_dir": str(tmp_path), "shuffle_partitions": 5, "driver_memory": "2g"})
+    config = config_from(LEAST | {"jars_dir": str(tmp_path), "shuffle_partitions": 5, "audit_heap_mib": 2048})
     found = config.spark()
     assert found.jars == (tmp_path / "a.jar", tmp_path / "b.jar")
-    assert (found.work_dir, found.shuffle_partitions, found.driver_memory) == (Path("/srv/audit/spark"), 5, "2g")
+    assert (found.work_dir, found.shuffle_partitions, found.driver_memory) == (Path("/srv/audit/spark"), 5, "2048m")
     assert config_from(LEAST | {"jars_dir": str(tmp_path), "jars": ["/x.jar"]}).spark().jars == (Path("/x.jar"),)
 
 

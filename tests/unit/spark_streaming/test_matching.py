@@ -12,8 +12,8 @@ from schemas.column_families import BUCKETS, OM_COLUMN_FAMILIES
 from schemas.features import LATEST
 from schemas.records.log import Put
 from schemas.records.messages import Verdict
+from schemas.settings.table import AuditSettings
 from spark_streaming.records.core.reading import BATCH, DIGEST_BASE, REQUEST_BATCH, LogBroken
-from spark_streaming.records.sources import RECORDS_PER_TRIGGER, REPORTS_PER_TRIGGER
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.report_matching import BarrierPlace, place_of
 from spark_streaming.verdicts.core.shard_state import LogStanding, MatchingLimits, Waiting
@@ -405,7 +405,7 @@ def test_a_backlog_is_read_at_rates_at_which_no_barrier_goes_before_its_reports_
     assert len(last_words(verdicts)) == len(reports)
 
 
-RATIO = REPORTS_PER_TRIGGER // RECORDS_PER_TRIGGER
+RATIO = AuditSettings.audit_reports_per_trigger // AuditSettings.audit_records_per_trigger
 
 
 @pytest.mark.parametrize("basis", ["log", "base", "replicas:incremental", "x" * 99])

@@ -66,7 +66,7 @@ class Datanode:
         self.folder = folder / name
         self.config = DatanodeConfig(
             node=name, cluster="test", host="127.0.0.1", port=1, http_port=2, bootstrap_servers="", secret=SECRET,
-            data_dir=self.folder, barrier_interval_ms=0, scrub_interval_ms=0, bootstrap_records=10**6,
+            data_dir=self.folder, barrier_interval_ms=0, datanode_scrub_interval_ms=0, bootstrap_records=10**6,
         )  # fmt: skip
         self.blocks = BlockStore(self.folder)
         self.table = PipelineTable(name)

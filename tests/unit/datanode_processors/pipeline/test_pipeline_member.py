@@ -74,7 +74,7 @@ class World:
     def member(self, name: str, *, generation: int = 1) -> Pipeline:
         config = DatanodeConfig(
             node=name, cluster="test", host="127.0.0.1", port=int(name[2:]), http_port=0, bootstrap_servers="",
-            data_dir=self.folder / name, watchdog_ms=WATCHDOG_MS, barrier_interval_ms=0, scrub_interval_ms=0,
+            data_dir=self.folder / name, pipeline_watchdog_ms=WATCHDOG_MS, barrier_interval_ms=0, datanode_scrub_interval_ms=0,
         )  # fmt: skip
         members = [
             Member(datanode=one, address=f"127.0.0.1:{one[2:]}", http_address="", rack="/r") for one in ("dn1", "dn2")

@@ -105,7 +105,7 @@ def leadership(loop: Loop) -> Iterator[Leadership]:
     config: Any = SimpleNamespace(
         node="n2",
         replicas=("n1", "n2"),
-        watchdog_ms=10_000,
+        leader_watchdog_ms=10_000,
         session_timeout_ms=SESSION_S * 1000,
         bootstrap_servers="127.0.0.1:1",
         secret=SECRET,
@@ -479,7 +479,12 @@ def test_a_borrower_is_told_to_give_back_what_its_owner_wants_to_lead(
 
 def test_what_ends_a_thread_ends_the_process():
     config: Any = SimpleNamespace(
-        node="n2", replicas=("n1",), watchdog_ms=1, session_timeout_ms=1, bootstrap_servers="127.0.0.1:1", tls=None
+        node="n2",
+        replicas=("n1",),
+        leader_watchdog_ms=1,
+        session_timeout_ms=1,
+        bootstrap_servers="127.0.0.1:1",
+        tls=None,
     )
     errors: list[BaseException] = []
     found = Leadership(config, {}, lambda: 0.0, lambda *_, **__: None, errors.append)

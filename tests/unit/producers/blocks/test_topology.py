@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.blocks.core.topology import MAX_TREE_CHILDREN, SHAPES, distance, nearest_first, spanning_tree
+from producers.blocks.core.topology import MAX_TREE_CHILDREN, distance, nearest_first, spanning_tree
 from schemas.records.datanode import Member
 from schemas.records.packets import MAX_ROUTES
+from schemas.settings.table import SHAPES
 from tests.support.datanodes.racks import cross_rack_hops
 
 RACKS = ("/r1", "/r2", "/hall/r1", "/hall/r2", "", "/hall")

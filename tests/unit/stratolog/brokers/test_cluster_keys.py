@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from schemas.settings.values import DatanodeAddress, NodeAddress
 from stratolog.brokers import cluster_keys
 from stratolog.brokers.cluster_keys import make_cluster_keys
 from stratolog.commands.brokers import one_broker
 from stratolog.commands.brokers.one_broker import broker_cluster, named_cluster_id
 from stratolog.configuration.settings import Settings
-from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
 from stratolog.errors import UsageError
 from stratolog.local.kafka import KafkaCluster
 

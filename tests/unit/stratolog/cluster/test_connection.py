@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from schemas.settings.values import NodeAddress
 from stratolog.cluster.connection import doors
 from stratolog.configuration.settings import Settings
-from stratolog.configuration.settings_values import NodeAddress
 
 OWN = (NodeAddress(name="om1", host="one.example", port=9871), NodeAddress(name="om2", host="two.example", port=9872))
 DEFAULT = ["127.0.0.1:9871", "127.0.0.1:9872", "127.0.0.1:9873"]

@@ -22,10 +22,10 @@ from schemas.codecs.codec import encode
 from schemas.column_families import VOLUME_TABLE
 from schemas.records.log import FORCED
 from schemas.records.messages import CreateVolume, LogDigestBase, RequestBody
+from schemas.settings.values import NodeAddress
 from stratolog.cli import build_app
 from stratolog.commands.admin.unflag import unflag_replica
 from stratolog.configuration.settings import Settings
-from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import UserError
 from stratolog.local.ports import free_ports
 from tests.support.om.late_world import PIPELINES

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tomllib
+import warnings
 from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
 
@@ -9,81 +14,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.settings.declaring import OldSettingName
+from schemas.settings.table import DEFAULT_NODES
+from schemas.settings.values import DatanodeAddress, NodeAddress
 from stratolog.configuration.cluster_secret import make_secret
 from stratolog.configuration.loading import load_settings, without_variables
 from stratolog.configuration.node_configs import node_config
-from stratolog.configuration.settings import DEFAULT_NODES, NAMES, Settings
-from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
+from stratolog.configuration.settings import NAMES, Settings
 from stratolog.errors import UsageError
+from tests.support.local.other_settings import ANOTHER
 
-ANOTHER = {
-    "bootstrap_servers": "kafka-1:9092,kafka-2:9093",
-    "node_bootstrap_servers": "kafka-1:9094",
-    "kafka": "security.protocol=SSL,client.rack=r1",
-    "secure": "true",
-    "cluster": "other",
-    "shards": "7",
-    "nodes": "a=host-a:1,b=host-b:2",
-    "data_dir": "/data/stratolog",
-    "cache_dir": "/data/cache",
-    "brokers": "3",
-    "broker_heap_mib": "256",
-    "durability": "fsync",
-    "response_partitions": "9",
-    "pipelines": "p1,p2,p3",
-    "caller": "alice",
-    "session_timeout_ms": "1234",
-    "max_queued_requests": "1000",
-    "log_format": "json",
-    "write_audit": "true",
-    "cluster_secret_file": "/run/secrets/stratolog",
-    "auth": "signed",
-    "auth_none_anywhere": "true",
-    "block_tokens": "true",
-    "credentials_file": "/run/secrets/alice",
-    "tls_ca_file": "/etc/stratolog/ca.pem",
-    "tls_certificate_file": "/etc/stratolog/om1.pem",
-    "tls_key_file": "/etc/stratolog/om1.key",
-    "key_encryption_file": "/run/secrets/key-encryption-key",
-    "http_hosts": "om.example.org,*",
-    "watchdog_ms": "1500",
-    "barrier_interval_ms": "50",
-    "scrub_interval_ms": "0",
-    "scrub_within_ms": "60000",
-    "datanode_scrub_interval_ms": "3600000",
-    "late_flush_interval_ms": "250",
-    "bootstrap_records": "5000",
-    "bootstrap_bytes_per_s": "1048576",
-    "bootstrap_peers": "om7=host-a:1,om8=host-b:2",
-    "trim_log_after_ms": "3600000",
-    "trace_endpoint": "https://collector.example.org:4318/otlp",
-    "trace_one_in": "100",
-    "request_timeout_ms": "99",
-    "max_in_flight": "17",
-    "audit": "false",
-    "audit_heap_mib": "768",
-    "ui": "false",
-    "log_level": "DEBUG",
-    "datanodes": "d1=host-a:1:2,d2=host-a:3:4",
-    "racks": "d1=/r1,d2=/room/r2",
-    "datanode_fsync": "packet",
-    "datanode_reserve_bytes": "0",
-    "container_bytes": "1048576",
-    "block_bytes": "65536",
-    "inline_bytes": "4096",
-    "datanode_timeout_ms": "1000",
-    "open_key_expire_threshold_ms": "1000",
-    "commit_way": "3",
-    "flush_bytes": "65536",
-    "client_buffer_bytes": "65537",
-    "packet_bytes": "4096",
-    "topology": "star",
-    "client_rack": "/r2",
-}
+STACK = "stack.toml"
+"""A file that we write."""
 
 
-def settings_of(text: str, folder: Path, **environment: str) -> Settings:
-    path = folder / "given.toml"
+def settings_of(text: str, folder: Path, file: str = "given.toml", **environment: str) -> Settings:
+    path = folder / file
     path.write_text(text)
     return load_settings(path, environment={f"STRATOLOG_{name}": value for name, value in environment.items()})
 
@@ -122,7 +68,7 @@ def test_every_setting_has_a_variable(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_setting_survives_its_own_file(name: str, tmp_path: Path) -> None:
     settings = load_settings(environment={f"STRATOLOG_{name.upper()}": ANOTHER[name]})
-    assert settings_of(settings.to_toml(), tmp_path) == settings
+    assert settings_of(settings.to_toml(), tmp_path, STACK) == settings
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -151,6 +97,73 @@ def test_paths_are_absolute_and_know_the_home_directory(tmp_path: Path, monkeypa
     settings = load_settings(environment={"STRATOLOG_CACHE_DIR": "~/jars"})
     assert settings.data_dir == tmp_path / ".stratolog"
     assert settings.cache_dir == Path("/home/somebody/jars")
+
+
+OLD = "setting 'watchdog_ms' is called 'leader_watchdog_ms' now; the old name goes with the next release"
+
+
+def test_an_old_name_in_the_file_is_taken_and_told(tmp_path: Path) -> None:
+    with pytest.warns(OldSettingName, match=rf"{OLD} \(in .*given\.toml\)"):
+        settings = settings_of("watchdog_ms = 700\n", tmp_path)
+    assert settings.leader_watchdog_ms == 700
+    assert settings.explicit == {"leader_watchdog_ms"}
+
+
+def test_an_old_variable_is_taken_and_told(tmp_path: Path) -> None:
+    old, new = "STRATOLOG_WATCHDOG_MS", "STRATOLOG_LEADER_WATCHDOG_MS"
+    with pytest.warns(OldSettingName, match=f"'{old}' is called '{new}' now"):
+        assert settings_of("leader_watchdog_ms = 800\n", tmp_path, WATCHDOG_MS="700").leader_watchdog_ms == 700
+    with pytest.raises(UsageError, match=f"the environment: '{old}' is the old name of '{new}', which is given, too"):
+        settings_of("", tmp_path, WATCHDOG_MS="700", LEADER_WATCHDOG_MS="700")
+
+
+def test_a_file_with_both_names_is_refused(tmp_path: Path) -> None:
+    assert "'watchdog_ms' is the old name of 'leader_watchdog_ms', which is given, too" in refusal(
+        "watchdog_ms = 700\nleader_watchdog_ms = 700\n", tmp_path
+    )
+
+
+@pytest.mark.filterwarnings("ignore::schemas.settings.declaring.OldSettingName")
+def test_an_old_name_with_a_wrong_value_is_refused(tmp_path: Path) -> None:
+    assert "must be in 500..300000, not 1" in refusal("watchdog_ms = 1\n", tmp_path)
+    with pytest.raises(UsageError, match=r"setting 'leader_watchdog_ms' in the command line: must be in .*, not 1"):
+        load_settings(environment={}).with_values(watchdog_ms=1)
+
+
+def test_a_command_says_in_one_line_which_name_is_old(tmp_path: Path) -> None:
+    (tmp_path / "old.toml").write_text(f"watchdog_ms = 700\ndata_dir = '{tmp_path}'\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "stratolog", "--config", str(tmp_path / "old.toml"), "node", "run", "om9"],
+        capture_output=True, text=True, check=False, timeout=60, env=without_variables(os.environ),
+    )  # fmt: skip
+    assert f"warning: {OLD} (in {tmp_path / 'old.toml'})\n" in done.stderr
+    assert "no node 'om9'" in done.stderr
+
+
+def test_older_software_reads_what_is_written_while_nothing_newer_is_set(tmp_path: Path) -> None:
+    """It refuses names that it does not know."""
+    settings = load_settings(environment={})
+    written = tomllib.loads(settings.to_toml())
+    assert set(written) == {
+        "bootstrap_servers", "cluster", "data_dir", "brokers", "durability", "response_partitions", "cache_dir",
+        "audit", "shards", "pipelines", "datanode_timeout_ms", "open_key_expire_threshold_ms", "session_timeout_ms",
+        "max_queued_requests", "scrub_interval_ms", "late_flush_interval_ms", "write_audit",
+        "barrier_interval_ms", "scrub_within_ms", "container_bytes", "log_level", "log_format", "datanode_fsync",
+        "datanode_reserve_bytes", "datanode_scrub_interval_ms", "block_bytes", "commit_way", "flush_bytes",
+        "client_buffer_bytes", "packet_bytes", "topology", "client_rack", "caller", "request_timeout_ms",
+        "max_in_flight", "nodes", "datanodes", "racks",
+    }  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert settings_of(settings.to_toml(), tmp_path, STACK) == settings
+        changed = settings.with_values(leader_watchdog_ms=700)
+        assert settings_of(changed.to_toml(), tmp_path, STACK) == changed
+    assert tomllib.loads(changed.to_toml()).keys() - written.keys() == {"watchdog_ms"}
+
+
+def test_a_wrong_value_in_a_program_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"setting 'shards': must be in 1\.\.1024, not 0"):
+        Settings(shards=0)
 
 
 def test_nodes_as_a_table(tmp_path: Path) -> None:
@@ -240,6 +253,12 @@ def test_other_variables_are_left_alone() -> None:
         ('audit = "perhaps"', "must be true or false, not 'perhaps'"),
         ("data_dir = 3", "must be a text, not 3"),
         ('data_dir = " "', "must not be empty"),
+        ("pipeline_watchdog_ms = 199", "must be in 200..300000, not 199"),
+        ("datanode_heartbeat_interval_ms = 99", "must be in 100..60000, not 99"),
+        ("block_scrub_interval_ms = -1", "must be in 0..2592000000, not -1"),
+        ("datanode_max_streams = 1025", "must be in 1..1024, not 1025"),
+        ("bootstrap_bytes_per_s = 1", "must be 0 or in 1048576..1099511627776, not 1"),
+        ("audit_nice = 20", "must be in 0..19, not 20"),
         ("session_timeout_ms = 499", "must be in 500..300000, not 499"),
         ("barrier_interval_ms = 9", "must be in 10..3600000, not 9"),
         ("max_in_flight = 0", "must be in 1..100000, not 0"),
@@ -321,7 +340,7 @@ def test_what_is_written_is_read_back(
     settings = load_settings(environment={}).with_values(
         shards=shards, caller=caller, data_dir=Path("/") / folder, pipelines=pipelines
     )
-    assert settings_of(settings.to_toml(), tmp_path_factory.getbasetemp()) == settings
+    assert settings_of(settings.to_toml(), tmp_path_factory.getbasetemp(), STACK) == settings
 
 
 def test_datanodes_as_a_table(tmp_path: Path) -> None:
@@ -333,7 +352,7 @@ def test_datanodes_as_a_table(tmp_path: Path) -> None:
 
 def test_no_datanodes(tmp_path: Path) -> None:
     assert settings_of("", tmp_path, DATANODES="none", RACKS="none").datanodes == ()
-    assert settings_of(load_settings(environment={}).to_toml(), tmp_path).datanodes == ()
+    assert settings_of(load_settings(environment={}).to_toml(), tmp_path, STACK).datanodes == ()
     with pytest.raises(UsageError, match="no datanode 'dn9'"):
         load_settings(environment={}).datanode("dn9")
 

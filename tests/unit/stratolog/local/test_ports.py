@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from schemas.settings.values import DatanodeAddress
 from stratolog.commands.stack import _print_moved
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
-from stratolog.configuration.settings_values import DatanodeAddress
 from stratolog.errors import Unavailable
 from stratolog.local.ports import Moved, free_ports, with_free_ports
 

@@ -14,8 +14,8 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from schemas.column_families import DELETED_TABLE, OPEN_KEY_TABLE
+from schemas.settings.values import NodeAddress
 from stratolog.configuration.settings import Settings
-from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import Unavailable
 from stratolog.ui.core.words import Tone
 from stratolog.ui.watching import polls as asking

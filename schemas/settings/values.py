@@ -1,8 +1,8 @@
 """How single setting values are read: each function takes what the file or the environment gave, and checks it.
 
-A reader returns the value or raises ValueError with a sentence that holds the value;
-``stratolog.configuration.settings`` adds the setting's name and where it was found. Text is accepted for numbers and
-booleans, since variables are text; a wrong TOML type is refused, never converted.
+A reader returns the value or raises ValueError with a sentence that holds the value and what is allowed; who calls it
+adds the setting's name and where it was found. Text is accepted for numbers and booleans, since variables are text; a
+wrong TOML type is refused, never converted. What a reader has returned it takes again, and returns unchanged.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
 
 from schemas.kafka.connection import FILES, BadKafkaSetting, read_option
-from stratolog.configuration.places import expanded
+from schemas.sharding import MAX_PIPELINES
+
+Word = TypeVar("Word", bound=str)
 
 MAX_NODES = 31
 MAX_DATANODES = 99
@@ -28,6 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]")
 _RACK = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]{0,62}){1,8}")
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
+_WEB_ADDRESS = re.compile(rf"(?i:https?)://({_HOST.pattern})(:(?P<port>[0-9]{{1,5}}))?(/[!-~]*)?")
 _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -82,13 +84,23 @@ def name(value: Any) -> str:
     return found
 
 
-def names(value: Any) -> tuple[str, ...]:
-    """Read names: an array, or a text with commas; none twice."""
+def pipelines(value: Any) -> tuple[str, ...]:
+    """Read names of pipelines: an array, or a text with commas; none twice, and at most MAX_PIPELINES."""
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, list | tuple) or not items:
         raise ValueError(f"must be a list of names, not {value!r}")
+    if len(items) > MAX_PIPELINES:
+        raise ValueError(f"must be at most {MAX_PIPELINES} names, not {len(items)}")
     found = tuple(name(item) for item in items)
     return _unique(found)
+
+
+def expanded(path: Path) -> Path:
+    """Return a path with ``~`` replaced; the path stays as it is if no home directory is known."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
 
 
 def path(value: Any) -> Path:
@@ -126,15 +138,15 @@ def boolean(value: Any) -> bool:
     return found
 
 
-def integer(lowest: int, highest: int) -> Callable[[Any], int]:
-    """Return a reader of whole numbers in a range."""
+def integer(lowest: int, highest: int, *, or_zero: bool = False) -> Callable[[Any], int]:
+    """Return a reader of whole numbers in a range; with ``or_zero`` also of 0, which lies below it."""
 
     def read(value: Any) -> int:
         found = int(value) if isinstance(value, str) and _INTEGER.fullmatch(value.strip()) else value
         if not isinstance(found, int) or isinstance(found, bool):
             raise ValueError(f"must be a whole number, not {value!r}")
-        if not lowest <= found <= highest:
-            raise ValueError(f"must be in {lowest}..{highest}, not {found}")
+        if not lowest <= found <= highest and not (or_zero and found == 0):
+            raise ValueError(f"must be {'0 or ' if or_zero else ''}in {lowest}..{highest}, not {found}")
         return found
 
     return read
@@ -153,14 +165,15 @@ def one_of_integers(*allowed: int) -> Callable[[Any], int]:
     return read
 
 
-def one_of(*allowed: str) -> Callable[[Any], str]:
+def one_of(*allowed: Word) -> Callable[[Any], Word]:
     """Return a reader of one of a few words."""
 
-    def read(value: Any) -> str:
+    def read(value: Any) -> Word:
         found = text(value)
-        if found not in allowed:
-            raise ValueError(f"must be {', '.join(allowed[:-1])} or {allowed[-1]}, not {found!r}")
-        return found
+        for word in allowed:
+            if word == found:
+                return word
+        raise ValueError(f"must be {', '.join(allowed[:-1])} or {allowed[-1]}, not {found!r}")
 
     return read
 
@@ -177,12 +190,8 @@ def host_and_port(value: Any) -> tuple[str, int]:
 def web_address(value: Any) -> str:
     """Read ``http://host:port`` or ``https://host:port``, with a path or without; a slash at the end is dropped."""
     found = text(value)
-    try:
-        parts = urlsplit(found)
-        known = parts.scheme in {"http", "https"} and _HOST.fullmatch(parts.netloc.removesuffix(f":{parts.port}"))
-    except ValueError:
-        known = None
-    if not known or parts.query or parts.fragment or not found.isascii() or not found.isprintable() or " " in found:
+    match = _WEB_ADDRESS.fullmatch(found)
+    if not match or int(match["port"] or 0) > MAX_PORT or {*"?#"} & {*found}:
         raise ValueError(f"must be http://host:port, not {found!r}")
     return found.rstrip("/")
 
