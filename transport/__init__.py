@@ -1,7 +1,7 @@
 """What carries bytes between processes, for all packages: deadlines, connections, servers.
 
 ``schemas`` says what the bytes are, and has no I/O. This package moves them, and knows no rows and no blocks. Begin
-with ``waiting`` (how long a wait may last, when to try again).
+with ``waiting`` (how long a wait may last, when to try again); ``datanodes`` is the client of datanodes.
 It imports ``schemas`` alone; every other package may import it. Spark's audit may, too: nothing here judges the log
 (decision 0089).
 """

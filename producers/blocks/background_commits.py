@@ -8,7 +8,6 @@ the next method that looks raises :class:`BlockFailed`.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
@@ -18,6 +17,7 @@ from producers.blocks.stream_options import CommitWay, StreamOptions
 from producers.errors import DatanodeError
 from schemas.records.datanode import BlockCommitted
 from schemas.stream_errors import TIMED_OUT
+from transport.waiting.deadline import Deadline
 
 STILL_S = 0.25
 """Interval at which a wait for a commit checks whether it should go on."""
@@ -85,9 +85,9 @@ class BackgroundCommits:
             checksums = self._window.begin_commit(length)
         try:
             if committed is None:
-                deadline_s = time.monotonic() + self._options.commit_timeout_ms / 1000
+                deadline = Deadline.after_ms(self._options.commit_timeout_ms)
                 early = self._options.commit_way == CommitWay.EARLY_CLOSE
-                committed = self._committer.put(length, checksums, deadline_s, wait_effective=not early)
+                committed = self._committer.put(length, checksums, deadline, wait_effective=not early)
         except DatanodeError as error:
             with self._lock:
                 self._window.on_commit_failed()
@@ -109,10 +109,10 @@ class BackgroundCommits:
         if self._under_way is None:
             return
         # Longer than a commit may take: a put and a watch may begin just before the deadline.
-        deadline_s = time.monotonic() + 3 * self._options.commit_timeout_ms / 1000
-        while not wait([self._under_way], min(STILL_S, max(deadline_s - time.monotonic(), 0))).done:
+        deadline = Deadline.after_ms(3 * self._options.commit_timeout_ms)
+        while not wait([self._under_way], min(STILL_S, deadline.left_s)).done:
             self._still(f"block {self._block} is being committed on {self._pipeline}")
-            if time.monotonic() >= deadline_s:
+            if deadline.has_passed:
                 self.stuck = True
                 raise BlockFailed(DatanodeError(TIMED_OUT, f"the commit of block {self._block} does not end"))
         self.check()

@@ -34,11 +34,14 @@ from schemas.stream_errors import (
     TIMED_OUT,
     WRONG_CLUSTER,
 )
+from transport.waiting.core.backoff import Backoff
+from transport.waiting.deadline import Deadline
 
 NOT_REACHED = frozenset({UNREACHABLE, TIMED_OUT, BAD_FRAME, WRONG_CLUSTER})
 """After these errors the datanode may be somewhere else: another one listens at its address, or none does."""
 FIRST_PAUSE_MS = 20
 LAST_PAUSE_MS = 500
+PAUSES = Backoff(FIRST_PAUSE_MS / 1000, LAST_PAUSE_MS / 1000)
 PUT_TIMEOUT_MS = 6_000
 """How long one member may take to answer PutBlock before the next one is asked: a leader that hangs is replaced
 meanwhile.
@@ -86,27 +89,24 @@ class BlockCommitter:
             wait_effective=wait_effective,
         )  # fmt: skip
 
-    def put(self, length: int, checksums: bytes, deadline_s: float, *, wait_effective: bool = True) -> BlockCommitted:
+    def put(self, length: int, checksums: bytes, deadline: Deadline, *, wait_effective: bool = True) -> BlockCommitted:
         """Commit ``length`` bytes; raises DatanodeError if no member accepts them before the deadline, or ever will."""
         request = self.request(length, checksums, wait_effective=wait_effective)
-        pause_ms = FIRST_PAUSE_MS
-        turn = 0
+        failures = turn = 0
         while True:
             # Members that are known to fail are asked last.
             members = sorted(self._members, key=lambda member: member.datanode in self._failing)
             member = self._named(self._leader) or members[turn % len(members)]
-            left_ms = int((deadline_s - time.monotonic()) * 1000)
             try:
                 patience_ms = min(PUT_AGAIN_MS << min(turn, 2), PUT_TIMEOUT_MS) if self._failing else PUT_TIMEOUT_MS
-                timeout_ms = max(min(left_ms, patience_ms), 1)
+                timeout_ms = max(min(deadline.left_ms, patience_ms), 1)
                 answer = self._datanodes.ask(
                     member, request, BlockCommitted, timeout_ms=timeout_ms, tokens=self._tokens.of(self._block)
                 )  # fmt: skip
             except DatanodeError as error:
                 self._tokens.refused(self._block, error.status)
-                if error.status in OF_THE_BLOCK:
-                    raise
-                if time.monotonic() + pause_ms / 1000 >= deadline_s:
+                pause_s = PAUSES.pause_s(failures + 1)
+                if error.status in OF_THE_BLOCK or not deadline.has_room_for(pause_s):
                     raise
                 hinted = self._named(error.hint) if error.status == NOT_LEADER else None
                 followed = hinted is not None and hinted.datanode != self._leader
@@ -115,8 +115,8 @@ class BlockCommitter:
                 if error.status in NOT_REACHED:
                     self._moved()
                 if not followed:
-                    time.sleep(pause_ms / 1000)
-                    pause_ms = min(2 * pause_ms, LAST_PAUSE_MS)
+                    time.sleep(pause_s)
+                    failures += 1
             else:
                 self._leader = member.datanode
                 self.puts += 1
@@ -125,7 +125,7 @@ class BlockCommitter:
     def _named(self, hint: str) -> Member | None:
         return next((member for member in self._members if hint in {member.datanode, member.address}), None)
 
-    def watch(self, length: int, bcs_id: int, deadline_s: float) -> bool:
+    def watch(self, length: int, bcs_id: int, deadline: Deadline) -> bool:
         """Wait until all members, or after a time a majority, hold ``length`` bytes; return whether a majority does.
 
         Returns False early if every member has answered and the answer is no.
@@ -140,11 +140,11 @@ class BlockCommitter:
                 # A member that was too slow once is not waited for again in this block.
                 self._failing.update(member.datanode for member in waited_for if member.datanode not in satisfied)
                 return True
-        if time.monotonic() >= deadline_s:
+        if deadline.has_passed:
             return False
         self._moved()
-        left_ms = max(int((deadline_s - time.monotonic()) * 1000), 1)
-        again = self._ask(self._members, length, bcs_id, min(timeout_ms, left_ms), need=self._pipeline.majority)
+        left_ms = max(min(timeout_ms, deadline.left_ms), 1)
+        again = self._ask(self._members, length, bcs_id, left_ms, need=self._pipeline.majority)
         if len(again) >= self._pipeline.majority:
             self.fell_to_majority += 1
             return True
@@ -179,14 +179,14 @@ class BlockCommitter:
 
         ``committed`` is the answer to a PutBlock that was already sent. Raises DatanodeError.
         """
-        deadline_s = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline.after_ms(timeout_ms)
         early = self._options.commit_way == CommitWay.EARLY_CLOSE
         while True:
             if committed is None:
-                committed = self.put(length, checksums, deadline_s, wait_effective=not early)
-            if self.watch(length, committed.bcs_id, deadline_s):
+                committed = self.put(length, checksums, deadline, wait_effective=not early)
+            if self.watch(length, committed.bcs_id, deadline):
                 return committed
-            if time.monotonic() >= deadline_s:
+            if deadline.has_passed:
                 where = f"block {self._location.container_id}/{self._location.local_id} on {self._pipeline.pipeline}"
                 raise DatanodeError(
                     TIMED_OUT, f"no majority of replicas holds {length} bytes of {where} after {timeout_ms} ms"

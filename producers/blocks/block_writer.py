@@ -36,7 +36,6 @@ from producers.blocks.block_tokens import NO_TOKENS, TokenSource
 from producers.blocks.core.stream_recovery import OF_THE_BLOCK, GiveUp, Probe, RecoveryStep, Resume, StreamRecovery
 from producers.blocks.core.stream_window import StreamWindow
 from producers.blocks.core.topology import nearest_first, spanning_tree
-from producers.blocks.datanode_connection import PROBE_TIMEOUT_MS
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.datanodes import Datanodes
 from producers.blocks.small_blocks import Follow, SmallBlocks
@@ -46,6 +45,7 @@ from schemas.records.datanode import BlockCommitted, OpenStream
 from schemas.records.packets import CELL_BYTES
 from schemas.records.rows import BlockLocation
 from schemas.stream_errors import BAD_FRAME, DOWNSTREAM_FAILED
+from transport.datanodes.connection import PROBE_TIMEOUT_MS
 
 MAX_STREAM_ID = 2**63 - 1
 

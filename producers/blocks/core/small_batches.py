@@ -19,6 +19,7 @@ from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
 
 from schemas.records.packets import MAX_BLOCKS_TOGETHER, MAX_BYTES_TOGETHER
+from transport.waiting.core.backoff import Backoff
 
 MAX_UNDER_WAY = 4
 """Batches of one way that are under way at once."""
@@ -28,6 +29,7 @@ GATHERED_BYTES = 1024 * 1024
 CLOSED_S = 5.0
 """How long blocks are written as streams after an exchange has failed, in seconds."""
 LAST_CLOSED_S = 60.0
+CLOSINGS = Backoff(CLOSED_S, LAST_CLOSED_S)
 MAX_WAYS = 1024
 """Ways that are remembered; those without blocks are forgotten beyond it."""
 
@@ -44,14 +46,14 @@ Block = TypeVar("Block", bound=Sized)
 
 
 class _Way(Generic[Block]):
-    __slots__ = ("close_s", "closed_until_s", "under_way", "waiting", "waiting_bytes")
+    __slots__ = ("closed_until_s", "failures", "under_way", "waiting", "waiting_bytes")
 
     def __init__(self) -> None:
         self.waiting: deque[Block] = deque()
         self.waiting_bytes = 0
         self.under_way = 0
-        self.close_s = CLOSED_S
-        """For how long the next failure closes the way."""
+        self.failures = 0
+        """How often in a row the way was closed."""
         self.closed_until_s = float("-inf")
 
 
@@ -94,15 +96,15 @@ class SmallBatches(Generic[Block]):
         """Note that a batch has ended well."""
         found = self._way(way)
         found.under_way -= 1
-        found.close_s = CLOSED_S
+        found.failures = 0
 
     def on_failed(self, way: Hashable, now_s: float) -> list[Block]:
         """Note that a batch has failed as a whole; return the blocks that wait: they go as streams. Rule 4."""
         found = self._way(way)
         found.under_way -= 1
         if now_s >= found.closed_until_s:
-            found.closed_until_s = now_s + found.close_s
-            found.close_s = min(2 * found.close_s, LAST_CLOSED_S)
+            found.failures += 1
+            found.closed_until_s = now_s + CLOSINGS.pause_s(found.failures)
         waiting, found.waiting, found.waiting_bytes = list(found.waiting), deque(), 0
         return waiting
 

@@ -16,6 +16,7 @@ from producers.errors import DatanodeError
 from schemas.records.datanode import BlockCommitted
 from schemas.stream_errors import FAILED, TIMED_OUT
 from tests.support.local.waiting import eventually
+from transport.waiting.deadline import Deadline
 
 PACKET = 4096
 WAIT_S = 30.0
@@ -37,7 +38,7 @@ class Played:
             raise self.failing
         return BlockCommitted(container_id=1, local_id=1, length=length, bcs_id=7, log_offset=7)
 
-    def put(self, length: int, checksums: bytes, deadline_s: float, *, wait_effective: bool) -> BlockCommitted:
+    def put(self, length: int, checksums: bytes, deadline: Deadline, *, wait_effective: bool) -> BlockCommitted:
         return self._answer("put", length, {"wait_effective": wait_effective})
 
     def make_durable(self, length: int, checksums: bytes, **given: Any) -> BlockCommitted:

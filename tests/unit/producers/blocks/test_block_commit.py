@@ -1,7 +1,6 @@
 """Who is asked for a commit, who is waited for, and which refusal ends the wait; over real stream servers."""
 
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +16,7 @@ from schemas.records.rows import BlockLocation
 from tests.support.local.waiting import eventually
 from tests.support.sdk.datanodes import KIB
 from tests.support.sdk.written import some_bytes
+from transport.waiting.deadline import Deadline
 
 WAIT_S = 30.0
 
@@ -52,7 +52,7 @@ def committer(world):
 
 def put(one, *lengths):
     for length in lengths:
-        one.put(length, b"", time.monotonic() + WAIT_S)
+        one.put(length, b"", Deadline.after_s(WAIT_S))
 
 
 def test_the_nearest_member_is_asked_first_and_then_who_accepted(make):
@@ -86,7 +86,7 @@ def test_a_watch_that_a_majority_refuses_for_good_ends_at_once(make, code):
     one = committer(world)
     put(one, 1)
     with pytest.raises(DatanodeError) as caught:
-        one.watch(1, 1, time.monotonic())
+        one.watch(1, 1, Deadline.after_s(0))
     assert caught.value.status == code
 
 
@@ -208,7 +208,7 @@ def streams(world, partition):
 def test_members_that_refuse_are_asked_in_turn_with_growing_pauses(make, monkeypatch):
     world = make()
     pauses: list[float] = []
-    monkeypatch.setattr(block_commit, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pauses.append))
+    monkeypatch.setattr(block_commit, "time", SimpleNamespace(sleep=pauses.append))
 
     def refuse(*_):
         if len(asked) < 7:
@@ -239,7 +239,7 @@ def watched(world, *, deaf=(), failing=(), seconds=0.0):
     one._location = block
     one._failing |= set(failing)
     asked = heard(world, WatchBlock)
-    held = one.watch(KIB, block.bcs_id, time.monotonic() + seconds)
+    held = one.watch(KIB, block.bcs_id, Deadline.after_s(seconds))
     return held, one.fell_to_majority, set(one._failing), sorted(asked)
 
 
@@ -274,7 +274,7 @@ def test_a_watch_that_no_majority_holds_is_not_held(make):
     one = committer(world)
     one._location = block
     asked = heard(world, WatchBlock)
-    assert not one.watch(KIB, block.bcs_id, time.monotonic() + 30)
+    assert not one.watch(KIB, block.bcs_id, Deadline.after_s(30))
     assert sorted(asked) == sorted(ALL * 2)
     assert (one.fell_to_majority, one._failing) == (0, set())
     checksums = world.logs[1].puts[0].checksums
@@ -284,7 +284,7 @@ def test_a_watch_that_no_majority_holds_is_not_held(make):
 
 
 @pytest.mark.parametrize(("left_s", "asked_ms"), [(2.0, 2_000), (0.0004, 1), (9.0, 5_000)])
-def test_a_watch_of_all_members_takes_no_longer_than_there_is_time(make, monkeypatch, left_s, asked_ms):
+def test_a_watch_of_all_members_takes_no_longer_than_there_is_time(make, left_s, asked_ms):
     world = make(watch_timeout_ms=5_000)
     world.put(some_bytes(KIB))
     (block,) = world.key().blocks
@@ -293,6 +293,5 @@ def test_a_watch_of_all_members_takes_no_longer_than_there_is_time(make, monkeyp
     one._failing |= {"dn12", "dn13"}
     timeouts = set()
     heard(world, WatchBlock, lambda _, request: timeouts.add(request.timeout_ms))
-    monkeypatch.setattr(block_commit, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    one.watch(KIB, block.bcs_id, 100.0 + left_s)
+    one.watch(KIB, block.bcs_id, Deadline.after_s(left_s, lambda: 100.0))
     assert timeouts == {asked_ms}
