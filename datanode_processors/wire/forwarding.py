@@ -47,7 +47,8 @@ from datanode_processors.wire.wire_tls import WireTls
 from schemas import stream_errors
 from schemas.codecs.codec import encode
 from schemas.records.datanode import OpenStream, PutBlock
-from schemas.records.packets import BadFrame, Frame, FrameHeader, Kind, encode_frame
+from schemas.records.framing import BadFrame
+from schemas.records.packets import Frame, FrameHeader, Kind, encode_frame
 from transport.waiting.deadline import Deadline
 
 ACK_EVERY_BYTES = 1024 * 1024

@@ -27,7 +27,8 @@ from schemas.conversation.conversation import (
 from schemas.conversation.limits import UnreadableRecord, decode_within, record_of, without_tokens
 from schemas.conversation.states import ConversationRole
 from schemas.records.datanode import Hello, OpenBlocks, StreamError, WriteBlocks
-from schemas.records.packets import BadFrame, Frame, FrameBuffer, Kind, check_payload, encode_frame
+from schemas.records.framing import BadFrame
+from schemas.records.packets import Frame, FrameBuffer, Kind, check_payload, encode_frame
 from schemas.security.certificates import PeerIdentity
 from schemas.security.tls_socket import TlsSocket
 from transport.datanodes.core.failures import ConnectionFault

@@ -29,7 +29,8 @@ from schemas import stream_errors as codes
 from schemas.codecs.codec import encode
 from schemas.conversation.limits import UnreadableRecord, record_of
 from schemas.records.datanode import BlockWatched, StreamError, WriteBlocks
-from schemas.records.packets import PACKET_BYTES, BadFrame, Frame, FrameBuffer, Kind, encode_frame
+from schemas.records.framing import BadFrame
+from schemas.records.packets import PACKET_BYTES, Frame, FrameBuffer, Kind, encode_frame
 from tests.support.local.waiting import eventually
 from transport.datanodes.dialing import KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES, NO_DESCRIPTOR
 from transport.waiting.deadline import Deadline
