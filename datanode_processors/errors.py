@@ -37,11 +37,11 @@ class BlockError(DatanodeFailed):
     """
 
     def __init__(
-        self, code: str, message: str, offset: int = UNKNOWN_OFFSET, hint: str = "", datanode: str = ""
+        self, code: str, message: str, offset: int = UNKNOWN_OFFSET, hint: str = "", datanode: str = "", doing: str = ""
     ) -> None:
         super().__init__(
             shown(code, MAX_NAME_CHARACTERS), shown(message, MAX_MESSAGE_CHARACTERS), offset=offset,
-            hint=shown(hint, MAX_NAME_CHARACTERS), datanode=shown(datanode, MAX_NAME_CHARACTERS),
+            hint=shown(hint, MAX_NAME_CHARACTERS), datanode=shown(datanode, MAX_NAME_CHARACTERS), doing=doing,
         )  # fmt: skip
         self.code = self.status
 

@@ -28,14 +28,7 @@ those who wait, cell by cell.
 """
 
 
-def _said(
-    status: str, message: str, *, datanode: str, doing: str, offset: int = 0, hint: str = ""
-) -> BlockError:  # fmt: skip
-    del doing  # a datanode reports what the other one has said, and not in which of its own requests
-    return BlockError(status, message, offset, hint, datanode)
-
-
-WORDS = FailureWords(_said, PEER_STATUSES)
+WORDS = FailureWords(BlockError, PEER_STATUSES)
 
 
 class Peer(DatanodeConnection):

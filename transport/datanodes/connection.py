@@ -42,7 +42,7 @@ from schemas.records.datanode import Hello, StreamError
 from schemas.records.packets import BLOCK_TOKENS_VERSION, Frame, Kind
 from schemas.security.certificates import ExpectedPeer, Role, WrongPeer, identity_of
 from schemas.security.tls import ProcessTls
-from schemas.security.tls_socket import TlsSocket
+from schemas.security.tls_socket import TlsSocket, left_after
 from schemas.stream_errors import BAD_FRAME, TIMED_OUT
 from transport.datanodes.core.failures import ConnectionFault, DatanodeFailed, FailureWords
 from transport.datanodes.dialing import Connected, NoConnection, dial, keep_alive
@@ -185,7 +185,7 @@ class DatanodeConnection:
         try:
             while (sent := self._send_some(parts)) < total:
                 total -= sent
-                parts = _after(parts, sent)
+                parts = left_after(parts, sent)
         except OSError as error:
             raise self._last_words() or self._broken(error) from error
 
@@ -409,15 +409,3 @@ def readable(connections: Sequence[Kept], timeout_s: float) -> list[Kept]:
     for descriptor in by_descriptor:
         poll.register(descriptor, select.POLLIN)
     return [by_descriptor[descriptor] for descriptor, _ in poll.poll(timeout_s * 1000)]
-
-
-def _after(parts: list[Buffer], sent: int) -> list[Buffer]:
-    """Return the parts of a frame that are left to send."""
-    left: list[Buffer] = []
-    for part in parts:
-        if sent >= len(part):
-            sent -= len(part)
-        else:
-            left.append(memoryview(part)[sent:])
-            sent = 0
-    return left

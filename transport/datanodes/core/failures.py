@@ -6,10 +6,9 @@ a package that tells others what it met (a datanode) has other words than one th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
 from schemas import stream_errors
 from schemas.conversation.conversation import ConversationFault
@@ -77,20 +76,12 @@ STATUSES: Mapping[ConversationFault | ConnectionFault, str] = {
 """A client's status for each fault."""
 
 
-class Fails(Protocol):
-    """Makes the exception that is raised."""
-
-    def __call__(
-        self, status: str, message: str, *, datanode: str, doing: str, offset: int = 0, hint: str = ""
-    ) -> DatanodeFailed:
-        """Return it; the arguments are those of DatanodeFailed."""
-
-
 @dataclass(frozen=True, slots=True)
 class FailureWords:
     """How a package says what a connection reports: its exception, and the status of each fault."""
 
-    fails: Fails = DatanodeFailed
+    fails: Callable[..., DatanodeFailed] = DatanodeFailed
+    """Makes the exception; its arguments are those of DatanodeFailed."""
     statuses: Mapping[ConversationFault | ConnectionFault, str] = field(default_factory=lambda: STATUSES)
 
 

@@ -15,10 +15,11 @@ from schemas.codecs.codec import encode
 from schemas.conversation.conversation import own_hello
 from schemas.records.datanode import BlockWatched, ReadBlock, StreamError, WatchBlock
 from schemas.records.packets import Kind, encode_frame
+from schemas.security.tls_socket import left_after
 from tests.support.local.waiting import eventually
 from tests.support.sdk.datanode_peer import CALLER, HELLO, OWN, WAIT_S, said
 from transport.datanodes import connection as module
-from transport.datanodes.connection import SOCKET_BUFFER_BYTES, Buffer, DatanodeConnection, _after, readable
+from transport.datanodes.connection import SOCKET_BUFFER_BYTES, Buffer, DatanodeConnection, readable
 from transport.datanodes.core.failures import UNREACHABLE, ConnectionFault, DatanodeFailed
 from transport.datanodes.dialing import NoConnection, split_address
 from transport.waiting.deadline import Deadline
@@ -192,7 +193,7 @@ def test_a_datanode_that_takes_no_bytes_is_asked_whether_it_lives_and_given_up(t
 @pytest.mark.parametrize("sent", range(7))
 def test_what_is_left_of_a_frame_begins_where_the_last_send_ended(sent):
     parts: list[Buffer] = [b"abc", b"", memoryview(b"de"), bytearray(b"f")]
-    left = _after(parts, sent)
+    left = left_after(parts, sent)
     assert b"".join(left) == b"abcdef"[sent:]
 
 
