@@ -43,7 +43,7 @@ from schemas.records.packets import BLOCK_TOKENS_VERSION, Frame, Kind
 from schemas.security.certificates import ExpectedPeer, Role, WrongPeer, identity_of
 from schemas.security.tls import ProcessTls
 from schemas.security.tls_socket import TlsSocket, left_after
-from schemas.stream_errors import BAD_FRAME, TIMED_OUT
+from schemas.stream_errors import BAD_FRAME
 from transport.datanodes.core.failures import ConnectionFault, DatanodeFailed, FailureWords
 from transport.datanodes.dialing import Connected, NoConnection, dial, keep_alive
 from transport.waiting.deadline import Deadline
@@ -210,28 +210,36 @@ class DatanodeConnection:
             return event
         look_ms = look_ms or PROBE_AFTER_MS
         left_ms = timeout_ms
-        whole_by = self._limit_receiving(min(look_ms, max(left_ms, PROBE_TIMEOUT_MS)))
-        while (event := self._next_event()) is None:
-            try:
-                self._wait_for_some(whole_by)
-            except DatanodeFailed as error:
-                left_ms -= look_ms
-                if error.status != TIMED_OUT or left_ms <= 0 or not (is_worth_it or self.is_alive)():
-                    raise
-                whole_by = self._limit_receiving(min(look_ms, max(left_ms, PROBE_TIMEOUT_MS)))
-        return event
+        while isinstance(found := self._wait(min(look_ms, max(left_ms, PROBE_TIMEOUT_MS))), DatanodeFailed):
+            left_ms -= look_ms
+            if left_ms <= 0 or not (is_worth_it or self.is_alive)():
+                raise found
+        return found
 
     def receive(self, timeout_ms: int) -> Event:
         """Wait for the datanode's next event and return it.
 
-        Raises the datanode's ERROR; SILENT if nothing arrives for ``timeout_ms``, or no whole frame in twice that.
+        Raises the datanode's ERROR; SILENT if nothing arrives for ``timeout_ms``, or if a frame that has begun is not
+        whole in twice that.
         """
         if (event := self._next_event()) is not None:
             return event
-        whole_by = self._limit_receiving(timeout_ms)
-        while (event := self._next_event()) is None:
-            self._wait_for_some(whole_by)
-        return event
+        found = self._wait(timeout_ms)
+        if isinstance(found, DatanodeFailed):
+            raise found
+        return found
+
+    def _wait(self, timeout_ms: int) -> Event | DatanodeFailed:
+        """Return the next event, or the failure of a datanode that is silent or slow: the caller may go on waiting."""
+        self._limit(socket.SO_RCVTIMEO, timeout_ms)
+        whole_by: Deadline | None = None
+        while self._read_some(0):
+            if (event := self._next_event()) is not None:
+                return event
+            whole_by = whole_by or Deadline.after_ms(2 * timeout_ms)
+            if whole_by.has_passed:
+                return self._not_whole()
+        return self._silent()
 
     def receive_by(self, deadline: Deadline) -> Event:
         """As :meth:`receive`; SILENT if no whole frame has come by the deadline. What is there already is taken."""
@@ -240,7 +248,8 @@ class DatanodeConnection:
             if has_waited and deadline.has_passed:
                 raise self._not_whole()
             self._limit(socket.SO_RCVTIMEO, deadline.left_ms)
-            self._read_some(0)
+            if not self._read_some(0):
+                raise self._silent()
             has_waited = True
         return event
 
@@ -263,33 +272,20 @@ class DatanodeConnection:
             raise self._refusal(event.error)
         return event
 
-    def _wait_for_some(self, whole_by: Deadline) -> None:
-        if whole_by.has_passed:
-            raise self._not_whole()
-        self._read_some(0)
-
     def _read_some(self, flags: int) -> bool:
-        """Read the bytes that are there; return False if there are none and ``flags`` say not to wait."""
+        """Read the bytes that are there; return False if none came in time, or with ``flags`` none are there."""
         if self.process != _process:
             raise self._not_ours()
         try:
             count = self._socket.recv_into(self.talk.space(), 0, flags)
-        except BlockingIOError as error:
-            if flags:
-                return False
-            limit_s = self._timeouts.get(socket.SO_RCVTIMEO, 0) / 1000
-            raise self._fault(ConnectionFault.SILENT, f"it is silent: nothing came for {limit_s:g} s") from error
+        except BlockingIOError:
+            return False
         except OSError as error:
             raise self._broken(error) from error
         if not count:
             raise self._fault(ConnectionFault.UNREACHABLE, "it closed the connection")
         self.talk.received(count)
         return True
-
-    def _limit_receiving(self, timeout_ms: int) -> Deadline:
-        """Limit the next waits; return by when a whole frame must have come."""
-        self._limit(socket.SO_RCVTIMEO, timeout_ms)
-        return Deadline.after_ms(2 * timeout_ms)
 
     def _last_words(self) -> DatanodeFailed | None:
         """Return the ERROR that the datanode sent before it closed the connection, if it can still be read."""
@@ -362,6 +358,10 @@ class DatanodeConnection:
     def _not_ours(self) -> DatanodeFailed:
         what = f"the connection is of process {self.process}, not of this one, {_process}"
         return self._fault(ConnectionFault.UNREACHABLE, what)
+
+    def _silent(self) -> DatanodeFailed:
+        limit_s = self._timeouts[socket.SO_RCVTIMEO] / 1000
+        return self._fault(ConnectionFault.SILENT, f"it is silent: nothing came for {limit_s:g} s")
 
     def _not_whole(self) -> DatanodeFailed:
         return self._fault(ConnectionFault.SILENT, "it does not send a whole frame in time")

@@ -418,6 +418,18 @@ def test_a_certificate_that_names_nobody_is_refused(site: Site, monkeypatch: pyt
         assert wire_tls.identity_on(plain) is None, "nobody is known on a plain connection"
 
 
+def test_a_caller_refuses_a_datanode_whose_hello_is_not_that_of_its_certificate(site: Site, tmp_path: Path):
+    impostor = Datanode("dn2", tmp_path / "impostor", tls=site.tls("dn3", Role.DATANODE))
+    site.nodes.append(impostor)
+    named = "HELLO is of 'dn2', the certificate is that of datanode dn3"
+    with pytest.raises(BlockError, match=named) as caught:
+        Peer(impostor.address, own="dn1", cluster=CLUSTER, timeout_s=10, tls=site.tls("dn1", Role.DATANODE))
+    assert caught.value.code == stream_errors.PERMISSION_DENIED
+    with pytest.raises(DatanodeFailed, match=named) as failed:
+        ask(impostor.address, get_block(), own="om1", cluster=CLUSTER, tls=site.certified.tls("om1", Role.OM))
+    assert failed.value.status == stream_errors.PERMISSION_DENIED
+
+
 def test_a_child_with_another_ones_certificate_is_named(site: Site, tmp_path: Path):
     (node,) = site.start(1)
     impostor = Datanode("dn2", tmp_path / "impostor", tls=site.tls("dn3", Role.DATANODE))

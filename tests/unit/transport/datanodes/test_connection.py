@@ -332,9 +332,14 @@ def test_a_whole_frame_has_twice_the_time_of_its_next_byte(talks, monkeypatch):
     connection, peer = talks()
     connection.send_request(WATCH)
     peer.say(encode_frame(Kind.REPLY, bytes(60_000))[:100])
-    clock = iter([1000.0, 1000.199, 1000.2])  # the wait begins; two looks
+    clock = iter([1000.0, 1000.199, 1000.2])  # the frame begins; two looks
+
+    def now():
+        peer.say(b"\0")  # the next byte is always in time
+        return next(clock)
+
     monkeypatch.setattr(
-        module, "Deadline", SimpleNamespace(after_ms=lambda ms: Deadline.after_ms(ms, lambda: next(clock)))
+        module, "Deadline", SimpleNamespace(after_ms=lambda timeout_ms: Deadline.after_ms(timeout_ms, now))
     )
     with pytest.raises(DatanodeFailed, match="does not send a whole frame in time"):
         connection.receive(100)
@@ -347,7 +352,7 @@ def test_the_kernel_is_told_each_limit_in_seconds_and_microseconds(talks):
         return TIMEVAL.unpack(connection._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, TIMEVAL.size))
 
     for timeout_ms, expected_ms in ((1_504, 1_504), (3_000, 3_000), (0, 1)):
-        connection._limit_receiving(timeout_ms)
+        connection._limit(socket.SO_RCVTIMEO, timeout_ms)
         seconds, microseconds = limit()
         # The kernel counts in ticks of up to 10 ms.
         assert expected_ms <= seconds * 1000 + microseconds / 1000 <= expected_ms + 10
