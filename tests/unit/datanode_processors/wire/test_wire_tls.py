@@ -9,7 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from datanode_processors.errors import BlockError
 from datanode_processors.wire import wire_tls
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.core.permits import MAY, check_request
+from datanode_processors.wire.kept_peers import KeptPeers
 from datanode_processors.wire.peer import Peer
 from datanode_processors.wire.wire import WireClosed, connect, read_error, read_record
 from datanode_processors.wire.wire_tls import WireTls
@@ -51,9 +52,10 @@ from tests.support.datanodes.streams import (
     introduce,
     put_block,
 )
+from tests.support.local.forked import in_child
 from tests.support.security.certified import Certified
 from transport.datanodes.connection import DatanodeCaller, DatanodeConnection
-from transport.datanodes.core.failures import DatanodeFailed
+from transport.datanodes.core.failures import BROKEN, DatanodeFailed
 from transport.datanodes.dialing import dial
 from transport.waiting.deadline import Deadline
 
@@ -428,6 +430,22 @@ def test_a_caller_refuses_a_datanode_whose_hello_is_not_that_of_its_certificate(
     with pytest.raises(DatanodeFailed, match=named) as failed:
         ask(impostor.address, get_block(), own="om1", cluster=CLUSTER, tls=site.certified.tls("om1", Role.OM))
     assert failed.value.status == stream_errors.PERMISSION_DENIED
+
+
+def test_a_process_that_closes_inherited_connections_leaves_those_of_the_first_one_usable(site: Site):
+    (node,) = site.start(1)
+    with closing(KeptPeers(own="dn2", cluster=CLUSTER, timeout_s=10, tls=site.tls("dn2", Role.DATANODE))) as peers:
+
+        def ask_once() -> None:
+            with pytest.raises(BlockError) as refused:
+                peers.begin("dn1", node.address, lambda peer: peer.begin(get_block())).answer()
+            assert refused.value.code not in BROKEN
+
+        ask_once()
+        (kept,) = peers.pool.connections()
+        assert in_child(lambda: peers.pool.take(node.address) is None and kept.fileno() < 0)
+        ask_once()
+        assert peers.pool.connections() == [kept]
 
 
 def test_a_child_with_another_ones_certificate_is_named(site: Site, tmp_path: Path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -14,6 +14,7 @@ from schemas.codecs.codec import encode
 from schemas.records.datanode import BlockWatched, StreamError, WatchBlock
 from schemas.records.packets import Kind, encode_frame
 from schemas.stream_errors import BAD_FRAME, FAILED, OVERLOADED, STOPPING, TIMED_OUT
+from tests.support.local.forked import in_child
 from tests.support.sdk.datanode_peer import CALLER, WAIT_S, Peer
 from transport.datanodes import connection as module
 from transport.datanodes.connection import DatanodeConnection
@@ -144,16 +145,6 @@ def test_threads_share_it(talks: Any) -> None:
 
 
 # -- another process
-
-
-def in_child(do: Callable[[], bool]) -> bool:
-    """Return what a forked process finds."""
-    if (child := os.fork()) == 0:
-        try:
-            os._exit(0 if do() else 1)
-        except BaseException:
-            os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_forked_process_has_none_of_them_and_they_stay_usable(pool: Pool, talks: Any) -> None:
