@@ -27,7 +27,6 @@ from typing import Any
 from confluent_kafka import KafkaError, Message, Producer
 
 from producers.blocks.block_writer import BlockWriter
-from producers.blocks.datanode_connection import DatanodeConnection
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.datanodes import Answer, Datanodes
 from producers.blocks.stream_options import StreamOptions
@@ -38,6 +37,7 @@ from schemas.kafka.connection import Brokers
 from schemas.records.datanode import Member, PutBlock
 from schemas.records.rows import BlockLocation
 from schemas.security.tls import ProcessTls, TlsFiles
+from transport.datanodes.connection import DatanodeConnection
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Bytes that the writer gets at once, and a message of the plain producer: a chunk of the old way."""

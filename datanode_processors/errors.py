@@ -6,6 +6,8 @@ StreamError on the wire. Any other exception is a defect, and is answered with F
 
 from __future__ import annotations
 
+from transport.datanodes.core.failures import DatanodeFailed
+
 MAX_MESSAGE_CHARACTERS = 2_000
 """Limit of an error's message in characters. Messages go to peers and into logs, and may repeat a peer's text."""
 MAX_NAME_CHARACTERS = 255
@@ -26,7 +28,7 @@ def shown(text: str, limit: int) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in cut)
 
 
-class BlockError(Exception):
+class BlockError(DatanodeFailed):
     """A stream or request that is refused or has failed: ``code`` is one of ``schemas.stream_errors``.
 
     ``offset`` (bytes) is what every replica of a stream's tree has, or UNKNOWN_OFFSET. ``hint`` names the leader to ask
@@ -35,11 +37,14 @@ class BlockError(Exception):
     """
 
     def __init__(
-        self, code: str, message: str, offset: int = UNKNOWN_OFFSET, hint: str = "", datanode: str = ""
+        self, code: str, message: str, offset: int = UNKNOWN_OFFSET, hint: str = "", datanode: str = "", doing: str = ""
     ) -> None:
-        self.code = shown(code, MAX_NAME_CHARACTERS)
-        self.message = shown(message, MAX_MESSAGE_CHARACTERS)
-        self.offset = offset
-        self.hint = shown(hint, MAX_NAME_CHARACTERS)
-        self.datanode = shown(datanode, MAX_NAME_CHARACTERS)
-        super().__init__(f"{self.code}: {self.message}")
+        super().__init__(
+            shown(code, MAX_NAME_CHARACTERS), shown(message, MAX_MESSAGE_CHARACTERS), offset=offset,
+            hint=shown(hint, MAX_NAME_CHARACTERS), datanode=shown(datanode, MAX_NAME_CHARACTERS), doing=doing,
+        )  # fmt: skip
+        self.code = self.status
+
+    def __str__(self) -> str:
+        """Return code and message in one line."""
+        return f"{self.code}: {self.message}"

@@ -29,6 +29,8 @@ from schemas.records.messages import (
     ShardCommand,
 )
 from schemas.result_codes import INVALID_REQUEST, OK, Remedy, remedy
+from transport.datanodes.core import failures
+from transport.datanodes.core.failures import DatanodeFailed
 
 DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
 """Status of a call without a final answer by its deadline."""
@@ -42,7 +44,7 @@ NOT_CONNECTED = "NOT_CONNECTED"
 WRITE_FAILED = "WRITE_FAILED"
 """Status of a call on a key whose writing was cancelled, or failed by something without a status."""
 
-UNREACHABLE = "UNREACHABLE"
+UNREACHABLE = failures.UNREACHABLE
 """Status of a DatanodeError: the connection could not be made, or broke."""
 NAMED_UNANSWERED = 10
 """Unanswered requests that a message names, at most."""
@@ -89,29 +91,12 @@ class NotConnected(RetryableError):
     """No broker, or no node to read from, could be reached."""
 
 
-class DatanodeError(RetryableError):
+class DatanodeError(DatanodeFailed, RetryableError):
     """A datanode refused, failed or could not be reached; the bytes to be written are not committed.
-
-    ``status`` is a code of ``schemas/stream_errors.py``; ``datanode`` is the one to blame (empty: nobody knows);
-    ``doing`` is the request; ``offset`` is up to where all datanodes of a stream have the bytes; ``hint`` is the
-    datanode to ask instead.
 
     >>> print(DatanodeError("DISK_FULL", "no space", datanode="dn2", doing="OPEN of block 1/2"))
     DISK_FULL: dn2: OPEN of block 1/2: no space
     """
-
-    def __init__(
-        self, status: str, message: str, *, datanode: str = "", doing: str = "", offset: int = 0, hint: str = ""
-    ) -> None:
-        super().__init__(status, message)
-        self.datanode = datanode
-        self.doing = doing
-        self.offset = offset
-        self.hint = hint
-
-    def __str__(self) -> str:
-        """Return status, datanode, request and message in one line."""
-        return f"{self.status}: " + ": ".join(part for part in (self.datanode, self.doing, self.message) if part)
 
 
 class RequestFailed(StratologError):

@@ -6,13 +6,11 @@ A request that goes through the log may come to any member. A member that does n
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.request_checks import LOG_REQUESTS
+from datanode_processors.wire.kept_peers import KeptPeers
 from datanode_processors.wire.peer import Peer
 from datanode_processors.wire.wire import decode_bounded
 from datanode_processors.wire.wire_tls import WireTls
@@ -25,8 +23,6 @@ ANSWER_TIMEOUT_S = 30.0
 """How long a request may wait for its batch to be effective."""
 
 ANSWER_STEP_S = 0.5
-MAX_IDLE_PEERS = 8
-"""Connections to one other datanode that are kept for the next requests."""
 
 
 def unwrap(request: Forwarded) -> Any:
@@ -41,77 +37,28 @@ class LeaderCalls:
     """Connections to leaders; for many threads."""
 
     def __init__(self, *, node: str, cluster: str, tls: WireTls | None = None) -> None:
-        self._tls = tls
         self._node = node
-        self._cluster = cluster
-        self._lock = threading.Lock()
-        self._idle: dict[str, list[Peer]] = {}
-        self._closed = False
+        self.peers = _Leaders(own=node, cluster=cluster, timeout_s=ANSWER_TIMEOUT_S + ANSWER_STEP_S, tls=tls)
         self.sent = 0
         """Requests sent on to a leader."""
 
     def close(self) -> None:
         """Close the connections that are kept; the others close when their request is done."""
-        with self._lock:
-            self._closed = True
-            peers = [peer for idle in self._idle.values() for peer in idle]
-            self._idle.clear()
-        for peer in peers:
-            peer.close()
+        self.peers.close()
 
     def ask(self, address: str, request: Any) -> Any:
         """Send a request on to the leader at ``address`` and return its answer; raises BlockError.
 
-        A connection that was kept may have died meanwhile. Then a fresh one is tried, which is safe because requests
-        are idempotent. The error is NOT_LEADER if nobody answers.
+        The error is NOT_LEADER if nobody answers.
         """
         self.sent += 1
         forwarded = Forwarded(by=self._node, request=encode(request))
-        kept = self._take_peer(address)
-        if kept is not None:
-            try:
-                return self._ask(address, kept, forwarded)
-            except BlockError as error:
-                if error.code not in (codes.FAILED, codes.BAD_FRAME, codes.STOPPING):
-                    raise
+        return self.peers.begin("", address, lambda leader: leader.begin(forwarded)).answer()
+
+
+class _Leaders(KeptPeers):
+    def connect(self, datanode: str, address: str) -> Peer:
         try:
-            peer = Peer(
-                address, own=self._node, cluster=self._cluster, timeout_s=ANSWER_TIMEOUT_S + ANSWER_STEP_S,
-                tls=self._tls,
-            )  # fmt: skip
+            return super().connect(datanode, address)
         except BlockError as error:
             raise BlockError(codes.NOT_LEADER, f"the leader does not answer: {error.message}") from error
-        return self._ask(address, peer, forwarded)
-
-    def _ask(self, address: str, peer: Peer, request: Forwarded) -> Any:
-        with self._returned(address, peer):
-            return peer.request(request)
-
-    @contextmanager
-    def _returned(self, address: str, peer: Peer) -> Iterator[None]:
-        """Keep a connection that has answered; close one that has failed."""
-        try:
-            yield
-        except BlockError as error:
-            if error.code in (codes.FAILED, codes.BAD_FRAME, codes.TIMED_OUT, codes.STOPPING):
-                peer.close()
-            else:
-                self._keep_peer(address, peer)
-            raise
-        except BaseException:
-            peer.close()
-            raise
-        self._keep_peer(address, peer)
-
-    def _take_peer(self, address: str) -> Peer | None:
-        with self._lock:
-            idle = self._idle.get(address)
-            return idle.pop() if idle else None
-
-    def _keep_peer(self, address: str, peer: Peer) -> None:
-        with self._lock:
-            idle = self._idle.setdefault(address, [])
-            if len(idle) < MAX_IDLE_PEERS and not self._closed:
-                idle.append(peer)
-                return
-        peer.close()

@@ -12,7 +12,6 @@ Rules:
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,6 +47,7 @@ from schemas.records.datanode import (
 )
 from schemas.sharding import MAX_PIPELINES
 from schemas.topics import DN_LOG
+from transport.waiting.deadline import Deadline
 
 MAX_VERIFIED = 65_536
 """Blocks whose verified length is remembered; the others are verified again when somebody asks."""
@@ -267,7 +267,7 @@ class Pipeline:
         BLOCK_DELETED.
         """
         key = block_key(request.container_id, request.local_id)
-        deadline = time.monotonic() + min(max(request.timeout_ms, 0), MAX_WATCH_MS) / 1000
+        deadline = Deadline.after_ms(min(max(request.timeout_ms, 0), MAX_WATCH_MS))
         asked = False
         while True:
             with self.changed:
@@ -280,8 +280,8 @@ class Pipeline:
                 verified = self._verified.get(key, 0)
                 if applied and length >= request.length and verified >= request.length:
                     return self._watched(index, length, satisfied=True)
-                left_s = deadline - time.monotonic()
-                if left_s <= 0 or self._stop.is_set() or (applied and request.bcs_id and length < request.length):
+                left_s = deadline.left_s
+                if not left_s or self._stop.is_set() or (applied and request.bcs_id and length < request.length):
                     return self._watched(index, length, satisfied=False)
                 if length < request.length or verified >= length or asked:
                     self.changed.wait(min(left_s, WATCH_STEP_S))
@@ -296,19 +296,18 @@ class Pipeline:
         Once a second it looks whether waiting still makes sense. Raises BlockError: BLOCK_DELETED.
         """
         wanted = {block_key(block.container_id, block.local_id): block.length for block in request.blocks}
-        now = time.monotonic()
-        deadline, look_at = now + min(max(request.timeout_ms, 0), MAX_WATCH_MS) / 1000, now + WATCH_STEP_S
+        deadline = Deadline.after_ms(min(max(request.timeout_ms, 0), MAX_WATCH_MS))
+        look = deadline.sooner(WATCH_STEP_S)
         while wanted:
             with self.changed:
                 index = self.replica.position.index
                 if index >= request.bcs_id:
                     wanted = {key: length for key, length in wanted.items() if self._verified.get(key, 0) < length}
-                now = time.monotonic()
-                if not wanted or now >= deadline or self._stop.is_set():
+                if not wanted or deadline.has_passed or self._stop.is_set():
                     break
-                self.changed.wait(max(min(deadline, look_at) - now, 0.0))
-            if time.monotonic() >= look_at:
-                look_at = time.monotonic() + WATCH_STEP_S
+                self.changed.wait(look.left_s)
+            if look.has_passed:
+                look = deadline.sooner(WATCH_STEP_S)
                 if not self._may_come(request.bcs_id, wanted):
                     break
         return BlocksWatched(datanode=self._config.node, bcs_id=self.replica.position.index, satisfied=not wanted)

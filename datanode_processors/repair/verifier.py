@@ -39,6 +39,7 @@ from replicated_db.shell.logs import Note
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key, block_of_key
 from schemas.records.datanode import BlockRow, Member, ReadBlock
+from transport.waiting.deadline import Deadline
 
 MAX_TO_VERIFY = 10_000
 MAX_TO_FETCH = 10_000
@@ -92,10 +93,10 @@ class Verifier:
             self._stopping = True
             self._to_verify.notify_all()
             self._to_fetch.notify_all()
-        deadline = time.monotonic() + PEER_TIMEOUT_S
+        deadline = Deadline.after_s(PEER_TIMEOUT_S)
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(max(0.0, deadline - time.monotonic()))
+                thread.join(deadline.left_s)
 
     # -- what is to be done; on any thread, never waits for I/O ----------------------------------------------------
 

@@ -19,7 +19,8 @@ from schemas.conversation.conversation import Conversation, ConversationFailed, 
 from schemas.conversation.limits import UnreadableRecord
 from schemas.conversation.states import ConversationRole
 from schemas.records.datanode import StreamError
-from schemas.records.packets import BadFrame, Kind
+from schemas.records.framing import BadFrame
+from schemas.records.packets import Kind
 
 
 class Child:

@@ -47,7 +47,9 @@ from datanode_processors.wire.wire_tls import WireTls
 from schemas import stream_errors
 from schemas.codecs.codec import encode
 from schemas.records.datanode import OpenStream, PutBlock
-from schemas.records.packets import BadFrame, Frame, FrameHeader, Kind, encode_frame
+from schemas.records.framing import BadFrame
+from schemas.records.packets import Frame, FrameHeader, Kind, encode_frame
+from transport.waiting.deadline import Deadline
 
 ACK_EVERY_BYTES = 1024 * 1024
 """Bytes after which a stream that never pauses is acknowledged."""
@@ -155,7 +157,7 @@ class Forwarding:
         A client that opens a second stream has lost the first one, and this datanode may not have seen its end yet.
         """
         request = self._request
-        deadline = time.monotonic() + self._limits.takeover_wait_s
+        deadline = Deadline.after_s(self._limits.takeover_wait_s)
         while True:
             try:
                 return self._node.blocks.open_writer(
@@ -166,7 +168,7 @@ class Forwarding:
                     alive=self._alive,
                 )
             except BlockError as error:
-                if error.code != stream_errors.OVERLOADED or time.monotonic() > deadline:
+                if error.code != stream_errors.OVERLOADED or deadline.has_passed:
                     raise
             time.sleep(TAKEOVER_POLL_S)
 

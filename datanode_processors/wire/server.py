@@ -25,10 +25,12 @@ from datanode_processors.wire.counters import Counters, StreamCounts
 from datanode_processors.wire.forwarding import StreamHost
 from datanode_processors.wire.ports import Blocks, Note, PipelineRequests, SmallBlockFiles
 from datanode_processors.wire.small_blocks import SmallBlockExchange
-from datanode_processors.wire.wire import NO_DESCRIPTOR, SOCKET_BUFFER_BYTES, Room, Wire, error_frame
+from datanode_processors.wire.wire import SOCKET_BUFFER_BYTES, Room, Wire, error_frame
 from datanode_processors.wire.wire_tls import WireTls
 from schemas import stream_errors
 from schemas.records.packets import MAX_HELLO_BYTES
+from transport.datanodes.dialing import NO_DESCRIPTOR
+from transport.waiting.deadline import Deadline
 
 BACKLOG = 128
 """Connections that the kernel holds until they are accepted."""
@@ -97,16 +99,16 @@ class StreamServer:
             self._wake_write.send(b"!")
             self._stopping = True
         self._accepting.join()
-        deadline = time.monotonic() + self._node.limits.stop_grace_s
-        while self._counters.streams and time.monotonic() < deadline:
+        deadline = Deadline.after_s(self._node.limits.stop_grace_s)
+        while self._counters.streams and not deadline.has_passed:
             time.sleep(STOP_POLL_S)
         with self._lock:
             left = dict(self._connections)
         for connection in left:
             connection.stop()
-        deadline = time.monotonic() + self._node.limits.linger_s + 1.0
+        deadline = Deadline.after_s(self._node.limits.linger_s + 1.0)
         for thread in left.values():
-            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(deadline.left_s)
         self._small_blocks.close()
 
     @staticmethod

@@ -52,7 +52,8 @@ from schemas.records.datanode import (
     WatchBlocks,
     WriteBlocks,
 )
-from schemas.records.packets import Frame
+from schemas.records.packets import SMALL_BLOCKS_VERSION, Frame
+from transport.waiting.deadline import Deadline
 
 MAX_WATCH_S = 5.0
 """How long an exchange waits for the watch at most: the client asks the others itself."""
@@ -87,7 +88,9 @@ class SmallBlockExchange:
         self._files = files
         self._pipelines = pipelines
         self._knows_peers = tls is not None
-        self._peers = KeptPeers(own=name, cluster=cluster, timeout_s=limits.exchange_timeout_s, tls=tls)
+        self._peers = KeptPeers(
+            own=name, cluster=cluster, timeout_s=limits.exchange_timeout_s, tls=tls, version=SMALL_BLOCKS_VERSION
+        )
 
     def close(self) -> None:
         """Close the connections that are kept."""
@@ -199,14 +202,11 @@ class SmallBlockExchange:
                 for block, _ in done
             ],
         )  # fmt: skip
-        until_s = time.monotonic() + wait_s + GRACE_S
+        deadline = Deadline.after_s(wait_s + GRACE_S)
         calls = [call for route in opening.routes if (call := self._ask_watch(route, request)) is not None]
         try:
             found = [self._name] if self._is_watched(lambda: self._pipelines.handle(request)) else []
-            for call in calls:
-                left_s = max(until_s - time.monotonic(), 0.0)
-                if self._is_watched(lambda call=call, left_s=left_s: call.answer(left_s)):  # type: ignore[misc]
-                    found.append(call.datanode)
+            found += [call.datanode for call in calls if self._is_watched(partial(call.answer, deadline.left_s))]
         finally:
             for call in calls:
                 call.abandon()

@@ -7,16 +7,14 @@ connection is of no further use.
 
 from __future__ import annotations
 
-import errno
 import select
 import socket
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from datanode_processors.errors import BlockError
-from datanode_processors.wire.wire_tls import WireTls, identity_on, why_not
+from datanode_processors.wire.wire_tls import WireTls, identity_on
 from schemas import stream_errors
 from schemas.codecs.codec import encode, header_of
 from schemas.codecs.varints import read_length
@@ -29,9 +27,13 @@ from schemas.conversation.conversation import (
 from schemas.conversation.limits import UnreadableRecord, decode_within, record_of, without_tokens
 from schemas.conversation.states import ConversationRole
 from schemas.records.datanode import Hello, OpenBlocks, StreamError, WriteBlocks
-from schemas.records.packets import BadFrame, Frame, FrameBuffer, Kind, check_payload, encode_frame
+from schemas.records.framing import BadFrame
+from schemas.records.packets import Frame, FrameBuffer, Kind, check_payload, encode_frame
 from schemas.security.certificates import PeerIdentity
 from schemas.security.tls_socket import TlsSocket
+from transport.datanodes.core.failures import ConnectionFault
+from transport.datanodes.dialing import Connected, NoConnection, dial, keep_alive, why_not
+from transport.waiting.deadline import Deadline
 
 Taken = TypeVar("Taken")
 
@@ -43,11 +45,7 @@ stream holds in a datanode.
 """
 LARGE_KEPT_S = 1.0
 """How long a connection on which nothing comes keeps the room of its last large frame: the next one may be as large."""
-KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 10, 5, 3
-"""Keep-alive settings by which a peer whose host has vanished is noticed 25 s after its last sign of life."""
-NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
-"""Errors of a process, or a host, that has run out of descriptors."""
-CODES = {
+CODES: Mapping[ConversationFault | ConnectionFault, str] = {
     ConversationFault.BAD_FRAME: stream_errors.BAD_FRAME,
     ConversationFault.UNREADABLE: stream_errors.INVALID_REQUEST,
     ConversationFault.WRONG_CLUSTER: stream_errors.WRONG_CLUSTER,
@@ -57,6 +55,20 @@ CODES = {
     ConversationFault.CUT_OFF: stream_errors.FAILED,
 }
 """The code with which a datanode reports each error of a conversation."""
+PEER_STATUSES: Mapping[ConversationFault | ConnectionFault, str] = {
+    **CODES,
+    # A peer's misplaced answer is not a request that this datanode could call invalid.
+    ConversationFault.OUT_OF_PLACE: stream_errors.BAD_FRAME,
+    ConnectionFault.NO_ADDRESS: stream_errors.INVALID_REQUEST,
+    # Not the other datanode's fault: a client would leave it out.
+    ConnectionFault.NO_DESCRIPTOR: stream_errors.OVERLOADED,
+    ConnectionFault.NO_ANSWER: stream_errors.TIMED_OUT,
+    ConnectionFault.UNREACHABLE: stream_errors.FAILED,
+    ConnectionFault.SILENT: stream_errors.TIMED_OUT,
+    ConnectionFault.UNREADABLE_RECORD: stream_errors.INVALID_REQUEST,
+    ConnectionFault.WRONG_NAME: stream_errors.PERMISSION_DENIED,
+}
+"""The code with which a datanode reports what was wrong with its connection to another one."""
 _WRITE_BLOCKS = header_of(WriteBlocks)
 HANG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
 """The event which says that a peer has closed its sending side."""
@@ -97,10 +109,10 @@ class Room:
 class Wire:
     """A connected socket and the buffer that frames are taken from. Counts its bytes for the metrics."""
 
-    def __init__(self, sock: socket.socket, room: Room | None = None) -> None:
-        """``room`` is what the buffer may grow into, shared with other connections."""
-        self.sock: socket.socket | TlsSocket = sock
-        self.identity: PeerIdentity | None = None
+    def __init__(self, sock: Connected, room: Room | None = None) -> None:
+        """``room`` is what the buffer may grow into, shared with other connections. Raises PERMISSION_DENIED."""
+        self.sock = sock
+        self.identity: PeerIdentity | None = identity_on(sock)
         """Who the peer is, by its certificate; None on a plain connection, and for a peer that has shown none."""
         self._room = room
         self.bytes_in = 0
@@ -116,15 +128,11 @@ class Wire:
         plain = self.sock
         assert isinstance(plain, socket.socket)  # noqa: S101 - done once, before anything is said
         try:
-            self.take_over(tls.accept(plain, timeout_s))
+            self.sock = sock = tls.accept(plain, timeout_s)
         except OSError as error:
             raise WireClosed(
                 f"no TLS connection: {why_not(error)}", timed_out=isinstance(error, TimeoutError)
             ) from error
-
-    def take_over(self, sock: TlsSocket) -> None:
-        """Go on with the TLS connection that was made of this wire's socket; raises PERMISSION_DENIED."""
-        self.sock = sock
         sock.setblocking(False)
         self.identity = identity_on(sock)
 
@@ -216,18 +224,19 @@ class Wire:
         return cast("Event", self._wait_next(conversation.next_event, timeout_s))  # of a union mypy infers object
 
     def _wait_next(self, take: Callable[[], Taken | None], timeout_s: float) -> Taken:
-        deadline = time.monotonic() + timeout_s
+        deadline = None
         while (taken := self._next(take)) is None:
+            deadline = deadline or Deadline.after_s(timeout_s)
             self._shrink_if_quiet(deadline)
             self._wait(select.POLLIN, deadline, timeout_s)
         return taken
 
-    def _shrink_if_quiet(self, deadline: float) -> None:
+    def _shrink_if_quiet(self, deadline: Deadline) -> None:
         """Shrink the buffer to the usual size if nothing is under way, and nothing comes for LARGE_KEPT_S."""
         grown_bytes = self._buffer.grown_bytes
         if self._room is None or not grown_bytes or self.is_receiving:
             return
-        if not self._is_ready(select.POLLIN, min(deadline, time.monotonic() + LARGE_KEPT_S)):
+        if not self._is_ready(select.POLLIN, deadline.sooner(LARGE_KEPT_S)):
             self._buffer.shrink()
             self._room.give(grown_bytes - self._buffer.grown_bytes)
 
@@ -264,17 +273,18 @@ class Wire:
         """
         left = [memoryview(part) for part in (self._unsent, *parts) if len(part)]
         self._unsent = b""
-        deadline = time.monotonic() + timeout_s
+        deadline = None
         while left:
             try:
                 count = self.sock.sendmsg(left)
             except BlockingIOError:
+                deadline = deadline or Deadline.after_s(timeout_s)
                 self._wait(select.POLLOUT, deadline, timeout_s)
                 continue
             except OSError as error:
                 raise WireClosed(f"the connection broke: {error}") from error
             self.bytes_out += count
-            deadline = time.monotonic() + timeout_s
+            deadline = None
             while left and count >= len(left[0]):
                 count -= len(left.pop(0))
             if left:
@@ -285,7 +295,7 @@ class Wire:
 
         Without this, the kernel resets a connection that has unread data, and the peer never sees the last frame.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline.after_s(timeout_s)
         scrap = bytearray(SOCKET_BUFFER_BYTES // 4)
         try:
             self.sock.shutdown(socket.SHUT_WR)
@@ -301,35 +311,23 @@ class Wire:
         except (OSError, WireClosed):
             return
 
-    def _wait(self, events: int, deadline: float, timeout_s: float) -> None:
+    def _wait(self, events: int, deadline: Deadline, timeout_s: float) -> None:
         if not self._is_ready(events, deadline):
             raise WireClosed(f"the peer was silent for {timeout_s:g} s", timed_out=True)
 
-    def _is_ready(self, events: int, deadline: float) -> bool:
+    def _is_ready(self, events: int, deadline: Deadline) -> bool:
         poll = select.poll()
         poll.register(self.sock, events)
-        return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+        return bool(poll.poll(deadline.left_s * 1000))
 
 
-def tune(sock: socket.socket) -> None:
+def tune(sock: Connected) -> None:
     """Set the options of every connection of the protocol: no blocking, no Nagle, large buffers, keep-alive."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_KEEPIDLE"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Return (host, port) of ``host:port``; raises INVALID_REQUEST."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise BlockError(stream_errors.INVALID_REQUEST, f"{address!r} is no address host:port")
-    return host, int(port)
+    keep_alive(sock)
 
 
 def connect(address: str, timeout_s: float, tls: WireTls | None = None) -> Wire:
@@ -337,30 +335,12 @@ def connect(address: str, timeout_s: float, tls: WireTls | None = None) -> Wire:
 
     Raises INVALID_REQUEST for an illegal address, OVERLOADED without a descriptor, WireClosed if nobody answers.
     """
-    host, port = split_address(address)
     try:
-        return _wire_to(host, port, timeout_s, tls)
-    except TimeoutError as error:
-        raise WireClosed(f"no connection to {address} within {timeout_s:g} s", timed_out=True) from error
-    except OSError as error:
-        if error.errno in NO_DESCRIPTOR:  # not the other datanode's fault: a client would leave it out
-            raise BlockError(stream_errors.OVERLOADED, f"no connection to {address}: {error.strerror} here") from error
-        raise WireClosed(f"no connection to {address}: {why_not(error)}") from error
-    except ValueError as error:  # an impossible host name; a certificate that is refused is an OSError, too
-        raise BlockError(stream_errors.INVALID_REQUEST, f"{address!r} is no address host:port") from error
-
-
-def _wire_to(host: str, port: int, timeout_s: float, tls: WireTls | None) -> Wire:
-    sock = socket.create_connection((host, port), timeout=timeout_s)
-    try:
-        wire = Wire(sock)
-        if tls is not None:
-            sock.settimeout(timeout_s)
-            wire.take_over(tls.dial(sock, host.strip("[]")))
-    except BaseException:
-        sock.close()
-        raise
-    return wire
+        return Wire(dial(address, Deadline.after_s(timeout_s), None if tls is None else tls.client))
+    except NoConnection as error:
+        if error.fault in {ConnectionFault.NO_ADDRESS, ConnectionFault.NO_DESCRIPTOR}:
+            raise BlockError(PEER_STATUSES[error.fault], f"{address}: {error}") from error
+        raise WireClosed(f"{address}: {error}", timed_out=error.fault is ConnectionFault.NO_ANSWER) from error
 
 
 def read_record(frame: Frame, *types: type) -> Any:

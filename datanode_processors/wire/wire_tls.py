@@ -11,7 +11,6 @@ the certificate says: ``identity``. Rules:
 from __future__ import annotations
 
 import socket
-import ssl
 
 from datanode_processors.errors import BlockError
 from schemas import stream_errors
@@ -27,17 +26,15 @@ class WireTls:
 
     def __init__(self, tls: ProcessTls, *, needs_certificate: bool = True) -> None:
         """``needs_certificate``: whether a peer without one is not even heard. Raises TlsUnusable."""
+        self.process = tls
+        self.client = tls.client(A_DATANODE, framed=True)
+        """The context for connections to other datanodes."""
         self._server = tls.server(needs_certificate=needs_certificate, framed=True)
-        self._client = tls.client(A_DATANODE, framed=True)
 
     def accept(self, sock: socket.socket, timeout_s: float) -> TlsSocket:
         """Greet a peer that has connected; raises OSError."""
         sock.settimeout(timeout_s)
         return TlsSocket(self._server.wrap_socket(sock, server_side=True))
-
-    def dial(self, sock: socket.socket, host: str) -> TlsSocket:
-        """Greet a datanode that was connected to, within the socket's time-out; raises OSError."""
-        return TlsSocket(self._client.wrap_socket(sock, server_hostname=host))
 
 
 def identity_on(sock: socket.socket | TlsSocket) -> PeerIdentity | None:
@@ -59,12 +56,3 @@ def check_name(identity: PeerIdentity | None, hello_name: str) -> None:
         raise BlockError(
             stream_errors.PERMISSION_DENIED, f"HELLO is of {hello_name!r}, the certificate is that of {identity}"
         )
-
-
-def why_not(error: OSError) -> str:
-    """Return in words why a handshake has failed."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return getattr(error, "verify_message", "") or str(error)
-    if isinstance(error, ssl.SSLError):
-        return f"TLS: {error.reason or error}"
-    return str(error) or type(error).__name__

@@ -18,9 +18,10 @@ from schemas.access.credentials import TokenName
 from schemas.access.signatures import Seal, seal_of
 from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.codecs.envelopes import enveloped_responses, requests_in
-from schemas.door.frames import BadDoorFrame, DoorFrame, DoorFrames, DoorKind, door_frame, key_and_request
+from schemas.door.frames import DoorFrame, DoorFrames, DoorKind, door_frame, key_and_request
 from schemas.door.talk import DoorRole, DoorState, DoorTalk, error_frame
 from schemas.records.door import DoorRead, DoorRows
+from schemas.records.framing import BadFrame
 from schemas.result_codes import INVALID_REQUEST, OVERLOADED
 
 MAX_UNANSWERED = 10_000
@@ -119,7 +120,7 @@ class DoorConnection(asyncio.Protocol):
             for frame in self._frames.take(data):
                 self._talk.hear(frame)
                 self._hear(frame, reads)
-        except (BadDoorFrame, Undecodable) as error:
+        except (BadFrame, Undecodable) as error:
             self.reject(str(error))
         if reads:
             self._host.look_up(self, reads)
@@ -180,7 +181,7 @@ class DoorConnection(asyncio.Protocol):
 
     def _submit(self, frame: DoorFrame, requests: Sequence[bytes], key: bytes | None, seal: Seal | None = None) -> None:
         if frame.shard >= self._host.shards:
-            raise BadDoorFrame(f"there is no shard {frame.shard}; there are 0..{self._host.shards - 1}")
+            raise BadFrame(f"there is no shard {frame.shard}; there are 0..{self._host.shards - 1}")
         self._unanswered += len(requests)
         self._unanswered_bytes += len(frame.payload)
         self._host.submit(self, frame.shard, requests, key, seal)

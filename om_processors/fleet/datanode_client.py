@@ -1,4 +1,4 @@
-"""How an Object Manager node asks datanodes: one request per connection, which is a ``schemas.conversation``.
+"""How an Object Manager node asks datanodes: one request per connection (``transport.datanodes``).
 
 The courier asks on threads of its own, so that its caller never waits.
 
@@ -15,41 +15,24 @@ Rules of the courier:
 
 from __future__ import annotations
 
-import socket
-import time
 from collections import Counter
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from threading import Lock
 from typing import Any
 
-from schemas.conversation.conversation import (
-    Conversation,
-    ConversationFailed,
-    ConversationFault,
-    Event,
-    PeerAnswered,
-    PeerRefused,
-    own_hello,
-)
-from schemas.conversation.limits import UnreadableRecord
-from schemas.conversation.states import ConversationRole
-from schemas.security.certificates import ExpectedPeer, Role
+from schemas.conversation.conversation import own_hello
 from schemas.security.tls import ProcessTls
-from schemas.security.tls_socket import TlsSocket
-from schemas.stream_errors import WRONG_CLUSTER
+from transport.datanodes.connection import DatanodeCaller, DatanodeConnection
+from transport.datanodes.core.failures import DatanodeFailed
+from transport.waiting.deadline import Deadline
 
-Connected = socket.socket | TlsSocket
-
-CONNECT_TIMEOUT_S = 3.0
+CONNECT_TIMEOUT_MS = 3_000
 HELLO_TIMEOUT_S = 5.0
 """The kernel of a datanode whose process stands still accepts the connection, but nothing is said on it."""
 ANSWER_TIMEOUT_S = 30.0
 FETCH_TIMEOUT_S = 3600.0
 """Copying a container may take this long."""
-CODES = {ConversationFault.WRONG_CLUSTER: WRONG_CLUSTER}
-"""The code of a fault in a conversation; other faults have none."""
 MAX_UNDER_WAY = 64
 MAX_PER_DATANODE = 8
 """Requests under way to one address."""
@@ -57,83 +40,36 @@ MAX_FETCHES = MAX_UNDER_WAY // 2
 """Requests under way that may take longer than ANSWER_TIMEOUT_S."""
 
 
-class DatanodeFailed(Exception):
-    """A datanode refused, or could not be asked; ``code`` is one of ``schemas.stream_errors``, or empty."""
-
-    def __init__(self, message: str, code: str = "") -> None:
-        super().__init__(message)
-        self.code = code
-
-
 def ask(
     address: str, request: Any, *, own: str, cluster: str, datanode: str = "", timeout_s: float = ANSWER_TIMEOUT_S,
-    hello_timeout_s: float = HELLO_TIMEOUT_S, opened: Callable[[Connected], None] = lambda _: None,
+    hello_timeout_s: float = HELLO_TIMEOUT_S, connected: Callable[[DatanodeConnection], None] = lambda _: None,
     tls: ProcessTls | None = None,
 ) -> Any:  # fmt: skip
     """Send a request to the datanode at ``address`` (host:port) and return its answer; raises DatanodeFailed.
 
-    ``datanode`` is the name that the datanode must have; empty: any. ``opened`` is called with the socket; shutting the
-    socket down makes the request fail. With ``tls`` the datanode must prove its name.
+    ``datanode`` is the name that the datanode must have; empty: any. ``connected`` is called with the connection;
+    interrupting it makes the request fail. With ``tls`` the datanode must prove its name.
     """
-    host, _, port = address.rpartition(":")
-    talk = Conversation(ConversationRole.CLIENT, own_hello(own, cluster), datanode=datanode, cluster_needed=True)
-    try:
-        with _connect(host.strip("[]"), int(port), datanode, tls) as wire:
-            opened(wire)
-            wire.settimeout(hello_timeout_s)
-            wire.sendall(talk.hello())
-            _hear(wire, talk, hello_timeout_s)
-            wire.sendall(talk.request(request, sequence=1))
-            answer = _hear(wire, talk, timeout_s)
-    except ConversationFailed as error:
-        raise DatanodeFailed(f"datanode at {address}: {error}", CODES.get(error.fault, "")) from error
-    except (OSError, UnreadableRecord, ValueError) as error:
-        raise DatanodeFailed(f"datanode at {address}: {type(error).__name__}: {error}") from error
-    if not isinstance(answer, PeerAnswered):
-        raise DatanodeFailed(
-            f"datanode at {address}: {type(answer).__name__} is no answer to a {type(request).__name__}"
-        )
-    return answer.record
-
-
-def _connect(host: str, port: int, datanode: str, tls: ProcessTls | None) -> Connected:
-    sock = socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S)
-    if tls is None:
-        return sock
-    try:
-        meant = ExpectedPeer(roles=frozenset({Role.DATANODE}), name=datanode or None)
-        return TlsSocket(tls.client(meant, framed=True).wrap_socket(sock, server_hostname=host))
-    except BaseException:
-        sock.close()
-        raise
-
-
-def _hear(wire: Connected, talk: Conversation, timeout_s: float) -> Event:
-    """Return the datanode's next event, whole, within ``timeout_s``; raises DatanodeFailed for an ERROR."""
-    deadline_s = time.monotonic() + timeout_s
-    while (event := talk.next_event()) is None:
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError(f"no whole answer has come in {timeout_s:g} s")
-        wire.settimeout(left_s)
-        count = wire.recv_into(talk.space())
-        talk.received(count) if count else talk.ended()
-    if isinstance(event, PeerRefused):
-        said = event.error
-        raise DatanodeFailed(f"{said.datanode}: {said.code}: {said.message}", said.code)
-    return event
+    caller = DatanodeCaller(own_hello(own, cluster), tls, cluster_needed=True)
+    with DatanodeConnection(
+        address, caller, datanode=datanode, connect_timeout_ms=CONNECT_TIMEOUT_MS, connected=connected,
+        hello_timeout_ms=int(hello_timeout_s * 1000),
+    ) as connection:  # fmt: skip
+        connection.doing = type(request).__name__
+        connection.send_request(request, sequence=1)
+        return connection.answered(connection.receive_by(Deadline.after_s(timeout_s)))
 
 
 class _Errand:
     """A request under way."""
 
-    __slots__ = ("address", "ended", "long", "wire")
+    __slots__ = ("address", "connection", "ended", "long")
 
     def __init__(self, address: str, *, long: bool) -> None:
         self.address = address
         self.long = long
         self.ended = False
-        self.wire: Connected | None = None
+        self.connection: DatanodeConnection | None = None
 
 
 class Courier:
@@ -187,22 +123,23 @@ class Courier:
             for key, errand in self._under_way.items():
                 if unwanted(key) and not errand.ended:
                     errand.ended = True
-                    _shut(errand.wire)
+                    if errand.connection is not None:
+                        errand.connection.interrupt()
 
     def _ask(
         self, key: Hashable, errand: _Errand, request: Any, datanode: str, timeout_s: float,
         done: Callable[[Any], None] | None,
     ) -> None:  # fmt: skip
-        def opened(wire: Connected) -> None:
+        def connected(connection: DatanodeConnection) -> None:
             with self._lock:
-                errand.wire = wire
+                errand.connection = connection
                 if errand.ended:
-                    _shut(wire)
+                    connection.interrupt()
 
         try:
             answer = ask(
                 errand.address, request, own=self._own, cluster=self._cluster, datanode=datanode, timeout_s=timeout_s,
-                opened=opened, tls=self._tls,
+                connected=connected, tls=self._tls,
             )  # fmt: skip
         except DatanodeFailed as error:
             why = "given up" if errand.ended else str(error)
@@ -213,7 +150,7 @@ class Courier:
                 done(answer)
         finally:
             with self._lock:
-                errand.wire = None
+                errand.connection = None
                 del self._under_way[key]
 
     def _say(self, key: Hashable, trouble: str) -> None:
@@ -235,9 +172,3 @@ class Courier:
             self._closed = True
         self.give_up(lambda _: True)
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _shut(wire: Connected | None) -> None:
-    if wire is not None:
-        with suppress(OSError):  # it has ended by itself
-            wire.shutdown(socket.SHUT_RDWR)

@@ -47,6 +47,7 @@ meanwhile.
 """
 PUT_AGAIN_MS = 2_000
 """The same at first while a member fails: the one that is asked may wait for a leader that another has replaced."""
+PATIENCE = Backoff(PUT_AGAIN_MS / 1000, PUT_TIMEOUT_MS / 1000)
 GRACE_MS = 1_000
 """The client waits for an answer this much longer than the time-out in its request."""
 
@@ -97,7 +98,7 @@ class BlockCommitter:
             members = sorted(self._members, key=lambda member: member.datanode in self._failing)
             member = self._named(self._leader) or members[turn % len(members)]
             try:
-                patience_ms = min(PUT_AGAIN_MS << min(turn, 2), PUT_TIMEOUT_MS) if self._failing else PUT_TIMEOUT_MS
+                patience_ms = PATIENCE.pause_ms(turn + 1) if self._failing else PUT_TIMEOUT_MS
                 timeout_ms = max(deadline.sooner(patience_ms / 1000).left_ms, 1)
                 answer = self._datanodes.ask(
                     member, request, BlockCommitted, timeout_ms=timeout_ms, tokens=self._tokens.of(self._block)

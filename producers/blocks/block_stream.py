@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from producers.blocks.core.stream_window import Buffer, Packet
-from producers.blocks.datanode_connection import DatanodeConnection
 from schemas.codecs.codec import encode
 from schemas.conversation.conversation import Event, with_tokens
 from schemas.conversation.limits import UnreadableRecord, record_of
 from schemas.records.datanode import BlockCommitted, ChunkWritten, OpenStream, PutBlock, WriteChunk
 from schemas.records.packets import Frame, Kind
 from schemas.stream_errors import BAD_FRAME
+from transport.datanodes.connection import DatanodeConnection
 
 ACK_PACKETS = 8
 """While there is room in the window, acknowledgements are looked for only once in so many packets."""
@@ -221,7 +221,7 @@ class ChunkStream:
 
     def _take(self, event: Event) -> int:
         connection, end = self._under_way.popleft()
-        answer = connection.answer(event)
+        answer = connection.answered(event)
         if not isinstance(answer, ChunkWritten):
             raise connection.error(BAD_FRAME, f"WriteChunk was answered with a {type(answer).__name__}")
         return end

@@ -38,7 +38,6 @@ from producers.blocks.core.stream_recovery import OF_THE_BLOCK, GiveUp, Probe, R
 from producers.blocks.core.stream_window import StreamWindow
 from producers.blocks.core.topology import nearest_first, spanning_tree
 from producers.blocks.core.write_ways import PATHS_AFTER, BlockWay, KeyMoment, WayLeft, block_way
-from producers.blocks.datanode_connection import PROBE_TIMEOUT_MS
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.datanodes import Datanodes
 from producers.blocks.small_blocks import Follow, SmallBlocks
@@ -48,6 +47,7 @@ from schemas.records.datanode import BlockCommitted, OpenStream
 from schemas.records.packets import CELL_BYTES
 from schemas.records.rows import BlockLocation
 from schemas.stream_errors import BAD_FRAME, DOWNSTREAM_FAILED
+from transport.datanodes.connection import PROBE_TIMEOUT_MS
 
 MAX_STREAM_ID = 2**63 - 1
 

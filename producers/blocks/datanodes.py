@@ -1,8 +1,9 @@
-"""Requests to a cluster's datanodes, over a few kept connections (design, section 8).
+"""Requests to a cluster's datanodes (design, section 8).
 
-The rules:
+What belongs here: how a client asks one or several datanodes, over the connections of ``transport.datanodes``. The
+rules:
 
-1. Connections for requests are kept for the next request, MAX_IDLE for each datanode. A request that fails on a kept
+1. Connections for requests are kept for the next request (``transport/datanodes/kept``). A request that fails on a kept
    connection is sent once more on a new one: all requests to datanodes may be repeated.
 2. Whoever is asked for a HELLO and says none is remembered as silent (``silent``), until it says one. Whoever refuses
    at once is not: that costs a block no time, and it may be back for the next one.
@@ -12,36 +13,60 @@ The rules:
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from producers.blocks.datanode_connection import (
+from producers.blocks.silent_members import SilentMembers
+from producers.errors import DatanodeError
+from producers.waiting import logger
+from schemas.codecs.codec import encode
+from schemas.codecs.varints import encode_long
+from schemas.conversation.conversation import Event, own_hello
+from schemas.records.datanode import BlocksWritten, Member, WriteBlocks
+from schemas.records.packets import SMALL_BLOCKS_VERSION
+from schemas.security.tls import ProcessTls
+from schemas.stream_errors import BAD_FRAME, OVERLOADED, TIMED_OUT, UNSUPPORTED_VERSION
+from transport.datanodes.connection import (
     CONNECT_TIMEOUT_MS,
     PROBE_TIMEOUT_MS,
     SILENCE_MS,
-    BlocksInParts,
+    Buffer,
+    DatanodeCaller,
     DatanodeConnection,
     readable,
 )
-from producers.blocks.silent_members import SilentMembers
-from producers.errors import UNREACHABLE, DatanodeError
-from schemas.conversation.conversation import own_hello
-from schemas.records.datanode import BlocksWritten, Member
-from schemas.records.packets import SMALL_BLOCKS_VERSION
-from schemas.security.tls import ProcessTls
-from schemas.stream_errors import BAD_FRAME, OVERLOADED, STOPPING, TIMED_OUT, UNSUPPORTED_VERSION
+from transport.datanodes.core.failures import FailureWords
+from transport.datanodes.kept import ConnectionPool, PoolCall
+from transport.waiting.deadline import Deadline
 
-MAX_IDLE = 16
-"""Connections to one datanode that are kept open for later requests."""
 MAX_CONVERSATIONS = 256
 EXCHANGE_TIMEOUT_MS = 15_000
 """How long small blocks may take that are written together; longer than datanodes wait for each other. Then they are
 written as streams.
 """
+WORDS = FailureWords(DatanodeError)
 
 Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksInParts:
+    """A WriteBlocks whose bytes are not joined: ``data`` has them in order.
+
+    Its payload is never a buffer of its own. A fresh one of a megabyte costs more than its bytes on their way.
+    """
+
+    opening: bytes
+    data: Sequence[Buffer]
+
+    def payload(self) -> list[Buffer]:
+        """Return the encoded request in parts; raises Unencodable."""
+        without = encode(WriteBlocks(opening=self.opening, data=b""))
+        # The bytes come last, behind their length.
+        beginning = without[: -len(encode_long(0))] + encode_long(sum(map(len, self.data)))
+        return [beginning, *self.data]
 
 
 class Datanodes:
@@ -55,14 +80,11 @@ class Datanodes:
         silence_ms: int = SILENCE_MS, max_conversations: int = MAX_CONVERSATIONS,
         tls: ProcessTls | None = None,
     ) -> None:  # fmt: skip
-        self._tls = tls
         self.silence_ms = silence_ms
         self._connect_timeout_ms = connect_timeout_ms
-        self._hello = own_hello(peer, cluster)
-        self._lock = threading.Lock()
-        self._idle: dict[str, list[DatanodeConnection]] = {}
+        self._caller = DatanodeCaller(own_hello(peer, cluster), tls, WORDS, on_slow_hello=_on_slow_hello)
+        self.kept = ConnectionPool[DatanodeConnection]()
         self._turns = threading.BoundedSemaphore(max_conversations)
-        self._closed = False
         self.silent = SilentMembers(lambda member: self.answers([member], timeout_ms=PROBE_TIMEOUT_MS))
         """The datanodes that did not answer just now."""
 
@@ -73,25 +95,22 @@ class Datanodes:
         """
         limit_ms = self.silence_ms if timeout_ms is None else timeout_ms
         connection = self._greeted(
-            member, silence_ms=self.silence_ms, timeout_ms=min(self._connect_timeout_ms, limit_ms),
-            hello_timeout_ms=timeout_ms,
-        )  # fmt: skip
+            member, silence_ms=self.silence_ms, timeout_ms=min(self._connect_timeout_ms, limit_ms)
+        )
         connection.is_alive = lambda: bool(self.answers([member], timeout_ms=PROBE_TIMEOUT_MS))
         return connection
 
-    def _greeted(
-        self, member: Member, *, silence_ms: int, timeout_ms: int, hello_timeout_ms: int | None = None
-    ) -> DatanodeConnection:
+    def _greeted(self, member: Member, *, silence_ms: int, timeout_ms: int) -> DatanodeConnection:
         """Open a connection, and remember whether the datanode is silent; rule 2."""
-        asked_s = time.monotonic()
+        soon = Deadline.after_ms(timeout_ms / 2)
         try:
             connection = DatanodeConnection(
-                member.address, self._hello, datanode=member.datanode, connect_timeout_ms=timeout_ms,
-                silence_ms=silence_ms, hello_timeout_ms=hello_timeout_ms, tls=self._tls,
+                member.address, self._caller, datanode=member.datanode, connect_timeout_ms=timeout_ms,
+                silence_ms=silence_ms,
             )  # fmt: skip
         except DatanodeError as error:
             # What fails in less than half of the time has refused.
-            if error.status != TIMED_OUT and time.monotonic() - asked_s < timeout_ms / 2000:
+            if error.status != TIMED_OUT and not soon.has_passed:
                 self.silent.on_answered(member)
             elif timeout_ms >= PROBE_TIMEOUT_MS:
                 self.silent.on_silent(member)
@@ -109,33 +128,13 @@ class Datanodes:
         finally:
             self._turns.release()
 
-    def borrow(self, member: Member, *, fresh: bool = False, timeout_ms: int | None = None) -> DatanodeConnection:
-        """Return a kept connection, or a new one (``timeout_ms``: see :meth:`connect`)."""
-        with self._lock:
-            kept = [one for one in self._idle.get(member.address, ()) if one.datanode == member.datanode]
-            for connection in self._idle.pop(member.address, ()):
-                if connection.datanode != member.datanode:
-                    connection.close()  # another datanode was at this address before
-            if kept:
-                self._idle[member.address] = kept
-            if fresh and kept:
-                # One kept connection was dead, and the others are as old.
-                for connection in kept:
-                    connection.close()
-                kept.clear()
-            if kept:
-                return kept.pop()
-        return self.connect(member, timeout_ms=timeout_ms)
-
-    def give_back(self, connection: DatanodeConnection) -> None:
-        """Keep a connection without an open request for the next request."""
-        with self._lock:
-            kept = self._idle.setdefault(connection.address, [])
-            if not self._closed and len(kept) < MAX_IDLE and connection.is_idle:
-                connection.talk.shrink()
-                kept.append(connection)
-                return
-        connection.close()
+    def call(
+        self, member: Member, send: Callable[[DatanodeConnection], None], *, timeout_ms: int | None = None
+    ) -> PoolCall[DatanodeConnection]:
+        """Send a request over a kept connection, or a new one (``timeout_ms``: see :meth:`connect`)."""
+        return PoolCall(
+            self.kept, member.address, member.datanode, lambda: self.connect(member, timeout_ms=timeout_ms), send
+        )
 
     def ask(
         self, member: Member, request: Any, expect: type[Answer], *, timeout_ms: int | None = None, tokens: bytes = b""
@@ -153,29 +152,18 @@ class Datanodes:
         The error is UNSUPPORTED_VERSION for a datanode that does not know how. A datanode that is silent is asked for
         a HELLO meanwhile, as one that streams is.
         """
-        with self.turn():
-            fresh = False
-            while True:
-                connection = self.borrow(member, fresh=fresh)
-                reused = connection.used
-                try:
-                    return self._exchange(connection, request)
-                except DatanodeError as error:
-                    connection.close()
-                    if fresh or not reused or error.status not in {UNREACHABLE, STOPPING}:
-                        raise
-                    fresh = True
 
-    def _exchange(self, connection: DatanodeConnection, request: BlocksInParts) -> BlocksWritten:
-        connection.doing = "WriteBlocks"
-        if connection.version < SMALL_BLOCKS_VERSION:
-            raise connection.error(UNSUPPORTED_VERSION, f"it speaks version {connection.version}")
-        connection.send_blocks(request)
-        answer = connection.answer(connection.receive_patiently(min(self.silence_ms, EXCHANGE_TIMEOUT_MS)))
-        if not isinstance(answer, BlocksWritten):
-            raise connection.error(BAD_FRAME, f"answered with a {type(answer).__name__}")
-        self.give_back(connection)
-        return answer
+        def send(connection: DatanodeConnection) -> None:
+            connection.doing = "WriteBlocks"
+            if connection.version < SMALL_BLOCKS_VERSION:
+                raise connection.error(UNSUPPORTED_VERSION, f"it speaks version {connection.version}")
+            connection.send_encoded(request.payload())
+
+        timeout_ms = min(self.silence_ms, EXCHANGE_TIMEOUT_MS)
+        with self.turn():
+            return self.call(member, send).finish(
+                lambda connection: _expected(connection, connection.receive_patiently(timeout_ms), BlocksWritten)
+            )
 
     def ask_all(
         self, members: Sequence[Member], request: Any, expect: type[Answer], *, timeout_ms: int,
@@ -186,72 +174,47 @@ class Datanodes:
         It ends early when ``enough`` returns True. A datanode without an answer by then, or in ``timeout_ms``, has
         TIMED_OUT.
         """
+        doing = type(request).__name__
+
+        def send(connection: DatanodeConnection) -> None:
+            connection.doing = doing
+            connection.send_request(request, tokens=tokens)
+
         with self.turn():
-            asked: dict[str, DatanodeConnection] = {}
+            asked: dict[str, PoolCall[DatanodeConnection]] = {}
             outcomes: dict[str, Answer | DatanodeError] = {}
             try:
                 for member in members:
-                    self._begin(member, request, asked, outcomes, timeout_ms=timeout_ms, tokens=tokens)
-                self._collect(members, request, expect, timeout_ms, enough, asked, outcomes, tokens)
+                    try:
+                        asked[member.datanode] = self.call(member, send, timeout_ms=timeout_ms)
+                    except DatanodeError as error:
+                        outcomes[member.datanode] = error
+                self._collect(expect, Deadline.after_ms(timeout_ms), enough, asked, outcomes)
             finally:
-                for connection in asked.values():
-                    connection.close()
+                for call in asked.values():
+                    call.abandon()
         for member in members:
             if member.datanode not in outcomes:
                 message = f"no answer in {timeout_ms} ms"
-                doing = type(request).__name__
                 outcomes[member.datanode] = DatanodeError(TIMED_OUT, message, datanode=member.datanode, doing=doing)
         return outcomes
 
-    def _begin(
-        self, member: Member, request: Any, asked: dict[str, DatanodeConnection], outcomes: dict[str, Any], *,
-        timeout_ms: int, tokens: bytes, fresh: bool = False,
-    ) -> None:  # fmt: skip
-        connection = None
-        try:
-            connection = self.borrow(member, fresh=fresh, timeout_ms=timeout_ms)
-            connection.doing = type(request).__name__
-            connection.send_request(request, tokens=tokens)
-            asked[member.datanode] = connection
-        except DatanodeError as error:
-            if connection is not None:
-                connection.close()
-                if connection.used and not fresh:
-                    self._begin(member, request, asked, outcomes, timeout_ms=timeout_ms, tokens=tokens, fresh=True)
-                    return
-            outcomes[member.datanode] = error
-
     def _collect(
-        self, members: Sequence[Member], request: Any, expect: type[Answer], timeout_ms: int,
-        enough: Callable[[Mapping[str, Answer | DatanodeError]], bool], asked: dict[str, DatanodeConnection],
-        outcomes: dict[str, Answer | DatanodeError], tokens: bytes,
+        self, expect: type[Answer], deadline: Deadline, enough: Callable[[Mapping[str, Answer | DatanodeError]], bool],
+        asked: dict[str, PoolCall[DatanodeConnection]], outcomes: dict[str, Answer | DatanodeError],
     ) -> None:  # fmt: skip
-        named = {member.datanode: member for member in members}
-        deadline_s = time.monotonic() + timeout_ms / 1000
-        while asked and not enough(outcomes) and (left_s := deadline_s - time.monotonic()) > 0:
-            ready = readable(list(asked.values()), left_s)
-            for name in [name for name, connection in asked.items() if connection in ready]:
-                connection = asked.pop(name)
-                reused = connection.used
+        while asked and not enough(outcomes) and not deadline.has_passed:
+            ready = readable([call.connection for call in asked.values()], deadline.left_s)
+            for name, call in [(name, call) for name, call in asked.items() if call.connection in ready]:
                 try:
-                    outcome = connection.answer(connection.receive(self.silence_ms))
-                    if not isinstance(outcome, expect):
-                        raise connection.error(BAD_FRAME, f"answered with a {type(outcome).__name__}")
-                    outcomes[name] = outcome
-                    self.give_back(connection)
+                    found = call.step(lambda one: _expected(one, one.receive(self.silence_ms), expect))
                 except DatanodeError as error:
-                    # A datanode that stops says so on kept connections too: the next request finds it there.
-                    has_ended = error.status in {UNREACHABLE, STOPPING}
-                    if has_ended or error.status in {TIMED_OUT, BAD_FRAME}:
-                        connection.close()
-                        if has_ended and reused:
-                            self._begin(
-                                named[name], request, asked, outcomes, timeout_ms=timeout_ms, tokens=tokens, fresh=True
-                            )  # fmt: skip
-                            continue
-                    else:
-                        self.give_back(connection)
                     outcomes[name] = error
+                    del asked[name]
+                else:
+                    if found is not None:
+                        outcomes[name] = found
+                        self.kept.give_back(asked.pop(name).release())
 
     def answers(
         self, members: Sequence[Member], *, timeout_ms: int, still: Callable[[object], None] = lambda _: None
@@ -268,9 +231,15 @@ class Datanodes:
 
     def close(self) -> None:
         """Close all kept connections."""
-        with self._lock:
-            self._closed = True
-            kept = [connection for connections in self._idle.values() for connection in connections]
-            self._idle.clear()
-        for connection in kept:
-            connection.close()
+        self.kept.close()
+
+
+def _expected(connection: DatanodeConnection, event: Event, expect: type[Answer]) -> Answer:
+    answer = connection.answered(event)
+    if not isinstance(answer, expect):
+        raise connection.error(BAD_FRAME, f"answered with a {type(answer).__name__}")
+    return answer
+
+
+def _on_slow_hello(datanode: str, address: str) -> None:
+    logger.warning("%s at %s takes connections and says no HELLO; it is waited for", datanode, address)

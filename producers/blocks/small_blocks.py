@@ -32,9 +32,8 @@ from typing import Any
 
 from producers.blocks.core.small_batches import SmallBatches
 from producers.blocks.core.topology import nearest_first, spanning_tree
-from producers.blocks.datanode_connection import BlocksInParts
 from producers.blocks.datanode_directory import PipelineView
-from producers.blocks.datanodes import Datanodes
+from producers.blocks.datanodes import BlocksInParts, Datanodes
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import DatanodeError
 from schemas.conversation.conversation import with_tokens
@@ -43,6 +42,7 @@ from schemas.records.packets import CELL_BYTES
 from schemas.records.rows import BlockLocation
 from schemas.settings.table import Shape
 from schemas.stream_errors import BAD_FRAME, TIMED_OUT
+from transport.waiting.deadline import Deadline
 
 MAX_SENDERS = 8
 """Threads of one client that write small blocks."""
@@ -192,7 +192,7 @@ class SmallBlocks:
         self, waiting: WaitingBlock, pipeline: PipelineView, still: Callable[[object], None]
     ) -> int | None:  # fmt: skip
         block, silent = waiting.block, self._datanodes.silent
-        suspect_at_s = time.monotonic() + SUSPECT_AFTER_S
+        patience = Deadline.after_s(SUSPECT_AFTER_S)
         while True:
             try:
                 return waiting.done.result(LOOK_S)
@@ -201,8 +201,8 @@ class SmallBlocks:
                     continue
             if silent.among(pipeline.members) and waiting.leave():
                 return None
-            if time.monotonic() >= suspect_at_s:
-                suspect_at_s = float("inf")
+            if patience.has_passed:
+                patience = Deadline.never()
                 silent.suspect(pipeline.members)
             try:
                 still(f"block {block.container_id}/{block.local_id} is being written on {pipeline.pipeline}")

@@ -37,6 +37,7 @@ from schemas.door.frames import DOOR_LIMITS, MAX_NUMBER, DoorFrame, DoorKind, do
 from schemas.records.door import DoorLeaders, DoorRead, DoorRows
 from schemas.security.certificates import AN_OM
 from schemas.security.tls import ProcessTls
+from transport.waiting.deadline import Deadline
 
 logger = logging.getLogger("stratolog.client")
 
@@ -93,9 +94,9 @@ class DirectTransport:
 
     def _wait_for_shards(self, connect_timeout_ms: int) -> None:
         patience = SlowWait("connecting to the nodes")
-        deadline_s = time.monotonic() + connect_timeout_ms / 1000
+        deadline = Deadline.after_ms(connect_timeout_ms)
         while not self._routes.shards:
-            if time.monotonic() > deadline_s:
+            if deadline.has_passed:
                 why = "; ".join(self._faults.values()) or "no answer"
                 raise NotConnected(NOT_CONNECTED, f"nodes {', '.join(self._routes.addresses)}: {why}")
             self.serve()
@@ -194,11 +195,10 @@ class DirectTransport:
     def receive(self, wait_ms: float, *, gather: bool) -> list[bytes]:
         """Return the records of answers; waits for the first, ``wait_ms`` at most; with ``gather`` all that time."""
         values: list[bytes] = []
-        until_s = time.monotonic() + wait_ms / 1000
+        deadline = Deadline.after_ms(wait_ms)
         while True:
-            left_ms = max(0.0, (until_s - time.monotonic()) * 1000)
-            self._receive_once(left_ms, values)
-            if (values and not gather) or time.monotonic() >= until_s:
+            self._receive_once(deadline.left_s * 1000, values)
+            if (values and not gather) or deadline.has_passed:
                 return values
 
     def _receive_once(self, wait_ms: float, values: list[bytes]) -> None:

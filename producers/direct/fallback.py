@@ -18,6 +18,7 @@ from producers.direct.direct_transport import DirectTransport
 from producers.requests.core.calls import Call
 from producers.requests.engine import RequestConnection
 from schemas.records.door import DoorRead, DoorRows
+from transport.waiting.deadline import Deadline
 
 TURN_MS = 5.0
 """How long one door is listened to while replies may come by both."""
@@ -72,8 +73,8 @@ class FallbackConnection:
             return direct.receive(wait_ms, gather=gather)
         turn_ms = TURN_MS if direct.is_open else CONNECTING_MS
         values: list[bytes] = []
-        until_s = time.monotonic() + wait_ms / 1000
-        while (gather or not values) and (left_ms := (until_s - time.monotonic()) * 1000) > 0:
+        deadline = Deadline.after_ms(wait_ms)
+        while (gather or not values) and (left_ms := deadline.left_s * 1000) > 0:
             values += direct.receive(min(left_ms, TURN_MS) if direct.is_open else 0, gather=False)
             values += self._kafka.receive(0 if values else min(left_ms, turn_ms), gather=False)
         return values

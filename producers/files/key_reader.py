@@ -28,16 +28,17 @@ from collections.abc import Sequence
 from producers.blocks.block_commit import NOT_REACHED
 from producers.blocks.block_tokens import NO_TOKENS, TokenSource
 from producers.blocks.core.topology import nearest_first
-from producers.blocks.datanode_connection import PROBE_TIMEOUT_MS, DatanodeConnection
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.stream_options import StreamOptions
-from producers.errors import UNREACHABLE, DatanodeError, RequestFailed
+from producers.errors import DatanodeError, RequestFailed
 from producers.files.key_streams import KeyStreams
 from producers.waiting import SlowWait
+from schemas.conversation.conversation import Event
 from schemas.records.datanode import Member, ReadBlock, SalvageBlock
 from schemas.records.packets import CELL_BYTES, Frame, Kind
 from schemas.records.rows import NEVER_WRITTEN, BlockLocation
 from schemas.stream_errors import BAD_FRAME, CHECKSUM_MISMATCH, NOT_COMMITTED, TIMED_OUT
+from transport.datanodes.connection import PROBE_TIMEOUT_MS, DatanodeConnection
 from transport.waiting.core.backoff import Backoff
 
 MAX_ROUNDS = 3
@@ -265,24 +266,21 @@ class _BlockReader:
             token = self._tokens.of(self._name)
         except DatanodeError as error:
             return error
-        for fresh in (False, True):
-            connection: DatanodeConnection | None = None
-            try:
-                patience_ms = None if self._last_hope else PROBE_TIMEOUT_MS
-                connection = self._streams.datanodes.borrow(member, fresh=fresh, timeout_ms=patience_ms)
-                connection.doing = f"{type(request).__name__} of {self.location.container_id}/{self.location.local_id}"
-                connection.send_request(request, tokens=token)
-            except DatanodeError as error:
-                if connection is not None:
-                    connection.close()
-                if fresh or connection is None:
-                    return error  # a new connection failed, so another one will do no better
-                continue
-            self._connection, self._asked, self._next, self._end = connection, member, cell, end
-            failure = self._try_receive(connection, cell)
-            if failure is None or failure.status != UNREACHABLE or fresh:
-                return failure
-            self._drop()
+        doing = f"{type(request).__name__} of {self.location.container_id}/{self.location.local_id}"
+
+        def send(connection: DatanodeConnection) -> None:
+            connection.doing = doing
+            connection.send_request(request, tokens=token)
+            self._asked, self._next, self._end = member, cell, end
+
+        try:
+            patience_ms = None if self._last_hope else PROBE_TIMEOUT_MS
+            call = self._streams.datanodes.call(member, send, timeout_ms=patience_ms)
+            event = call.hear(self._receive)
+            self._connection = call.release()
+            self._take(self._connection, event, cell)
+        except DatanodeError as error:
+            return error
         return None
 
     def _request(self, partition: int, offset: int, length: int, *, salvage: bool) -> ReadBlock | SalvageBlock:
@@ -301,18 +299,26 @@ class _BlockReader:
     def _try_receive(self, connection: DatanodeConnection, cell: int) -> DatanodeError | None:
         """Take the packet at ``cell`` from the open answer."""
         try:
-            silence_ms = self._streams.datanodes.silence_ms
-            limit_ms = silence_ms if self._last_hope else min(silence_ms, LEAVE_MS)
-            event = connection.receive_patiently(limit_ms, look_ms=LOOK_MS, is_worth_it=self._is_worth_it)
+            self._take(connection, self._receive(connection), cell)
         except DatanodeError as error:
             return error
+        return None
+
+    def _receive(self, connection: DatanodeConnection) -> Event:
+        silence_ms = self._streams.datanodes.silence_ms
+        limit_ms = silence_ms if self._last_hope else min(silence_ms, LEAVE_MS)
+        return connection.receive_patiently(limit_ms, look_ms=LOOK_MS, is_worth_it=self._is_worth_it)
+
+    def _take(self, connection: DatanodeConnection, event: Event, cell: int) -> None:
+        """Take a packet that has come; raises DatanodeError if it is not the one at ``cell``."""
         assert isinstance(event, Frame), event  # noqa: S101 - a request for bytes is answered by DATA and END
         header = event.header
         if header.kind is Kind.END:
-            return connection.error(NOT_COMMITTED, f"the answer ended at {header.offset}, {self._end} was asked for")
+            what = f"the answer ended at {header.offset}, {self._end} was asked for"
+            raise connection.error(NOT_COMMITTED, what)
         if header.offset != cell or not header.length:
             what = f"{header.kind.name} at {header.offset} where bytes at {cell} were expected"
-            return connection.error(BAD_FRAME, what)
+            raise connection.error(BAD_FRAME, what)
         # A copy: readers keep it while more is received. A replica may have more bytes of the block than this key has.
         payload = bytes(event.payload)
         self._packet = memoryview(payload)[: self.location.length - cell]
@@ -321,7 +327,6 @@ class _BlockReader:
         if self._next >= self._end:
             self._connection = None
             self._finish_answer(connection)
-        return None
 
     def _is_worth_it(self) -> bool:
         """Return whether the replica that was asked, and is silent, is still waited for; rule 5."""
@@ -334,13 +339,12 @@ class _BlockReader:
 
     def _finish_answer(self, connection: DatanodeConnection) -> None:
         """Take the end of the answer and give the connection back."""
-        connection.used = True
         try:
             connection.receive(min(self._streams.datanodes.silence_ms, END_MS))
         except DatanodeError:
             connection.close()
             return
-        self._streams.datanodes.give_back(connection)
+        self._streams.datanodes.kept.give_back(connection)
 
     def _let_go(self) -> None:
         """End the open answer: read it to its end if little is left, else close the connection."""
@@ -352,7 +356,7 @@ class _BlockReader:
             if 0 < self._end - self._next <= DRAIN_BYTES:
                 while not connection.is_idle:
                     connection.receive(min(self._streams.datanodes.silence_ms, END_MS))
-                self._streams.datanodes.give_back(connection)
+                self._streams.datanodes.kept.give_back(connection)
                 return
         except DatanodeError:
             pass

@@ -21,16 +21,16 @@ from schemas.codecs.codec import encode
 from schemas.conversation.limits import UnreadableRecord, record_of
 from schemas.conversation.states import ANSWERS, TABLE, WORDS, ConversationRole, ConversationState, Way, Word
 from schemas.records.datanode import Hello, ReadBlock, SalvageBlock, StreamError, TokenedRequest
+from schemas.records.framing import BadFrame, agreed_version, check_cluster
 from schemas.records.packets import (
     MAX_PAYLOAD_BYTES,
     MIN_VERSION,
     VERSION,
-    BadFrame,
+    VERSIONS,
     Frame,
     FrameBuffer,
     FrameHeader,
     Kind,
-    agreed_version,
     encode_frame,
     encode_header,
 )
@@ -131,13 +131,12 @@ def judge_hello(hello: Hello, cluster: str, *, datanode: str = "", cluster_neede
     ``cluster`` is this side's, empty if this side does not know it. The peer may leave its own out, unless
     ``cluster_needed``. ``datanode`` is the name that the peer must have; empty: any.
     """
-    unknown = not cluster_needed and not (hello.cluster and cluster)
-    if not unknown and hello.cluster != cluster:
-        raise ConversationFailed(
-            ConversationFault.WRONG_CLUSTER, f"peer {hello.peer!r} is of cluster {hello.cluster!r}, not {cluster!r}"
-        )
     try:
-        version = agreed_version(hello.min_version, hello.max_version)
+        check_cluster(hello.peer, hello.cluster, cluster, needed=cluster_needed)
+    except BadFrame as error:
+        raise ConversationFailed(ConversationFault.WRONG_CLUSTER, str(error)) from error
+    try:
+        version = agreed_version(hello.min_version, hello.max_version, VERSIONS)
     except BadFrame as error:
         raise ConversationFailed(ConversationFault.UNSUPPORTED_VERSION, str(error)) from error
     if datanode and hello.peer != datanode:

@@ -18,7 +18,7 @@ What frames mean
 
 A connection that breaks says nothing about the outcome of requests: the client sends them again, through either door.
 
-Everything here is pure and knows no sockets. Whatever is wrong raises :class:`BadDoorFrame`, which names it. After it a
+Everything here is pure and knows no sockets. Whatever is wrong raises ``BadFrame``, which names it. After it a
 stream of bytes cannot be read any further.
 """
 
@@ -30,6 +30,7 @@ from struct import Struct
 
 from crc32c import crc32c
 
+from schemas.records.framing import BadFrame, Framing
 from schemas.records.record import record
 from schemas.topics import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES
 
@@ -69,7 +70,6 @@ class DoorKind(IntEnum):
     ERROR = 8
 
 
-_KINDS = {int(kind): kind for kind in DoorKind}
 DOOR_LIMITS = {
     DoorKind.HELLO: MAX_GREETING_BYTES,
     # A request over its limit is answered with REQUEST_TOO_LARGE, so a frame may hold a little more.
@@ -82,10 +82,10 @@ DOOR_LIMITS = {
     DoorKind.ERROR: 64 * 1024,
 }
 """Most bytes of a payload, by kind."""
-
-
-class BadDoorFrame(ValueError):
-    """The bytes are no frame of a version that is spoken here."""
+DOOR_VERSIONS = range(MIN_DOOR_VERSION, DOOR_VERSION + 1)
+_FRAMING = Framing(
+    magic=_MAGIC, versions=DOOR_VERSIONS, kinds={int(kind): kind for kind in DoorKind}, limits=DOOR_LIMITS
+)
 
 
 @record
@@ -99,9 +99,9 @@ class DoorFrame:
 
 
 def door_frame(kind: DoorKind, payload: bytes, *, shard: int = 0, number: int = 0) -> bytes:
-    """Return a whole frame; raises BadDoorFrame for a payload over its limit."""
+    """Return a whole frame; raises BadFrame for a payload over its limit."""
     if len(payload) > DOOR_LIMITS[kind]:
-        raise BadDoorFrame(f"a {kind.name} frame of {len(payload)} bytes; at most {DOOR_LIMITS[kind]} are sent")
+        raise BadFrame(f"a {kind.name} frame of {len(payload)} bytes; at most {DOOR_LIMITS[kind]} are sent")
     fixed = _FIXED.pack(_MAGIC, DOOR_VERSION, kind, shard, number, len(payload))
     return fixed + _CHECK.pack(crc32c(payload, crc32c(fixed))) + payload
 
@@ -124,7 +124,7 @@ class DoorFrames:
         return len(self._bytes)
 
     def take(self, data: bytes) -> Iterator[DoorFrame]:
-        """Yield the frames that ``data`` completes; raises BadDoorFrame, also before a bad frame is whole."""
+        """Yield the frames that ``data`` completes; raises BadFrame, also before a bad frame is whole."""
         self._bytes += data
         start = 0
         try:
@@ -136,18 +136,11 @@ class DoorFrames:
 
     def _frame_at(self, start: int) -> DoorFrame | None:
         if len(self._bytes) - start < HEADER_BYTES:
-            self._check_magic(start)
+            _FRAMING.check_magic(bytes(self._bytes[start : start + len(_MAGIC)]))
             return None
         magic, version, kind, shard, number, length = _FIXED.unpack_from(self._bytes, start)
-        if magic != _MAGIC:
-            raise BadDoorFrame(f"a frame begins with {bytes(magic)!r}, not {_MAGIC!r}")
-        if not MIN_DOOR_VERSION <= version <= DOOR_VERSION:
-            raise BadDoorFrame(f"framing version {version}; {MIN_DOOR_VERSION} to {DOOR_VERSION} are spoken here")
-        known = _KINDS.get(kind)
-        if known not in self._hears:
-            raise BadDoorFrame(f"a frame of kind {kind if known is None else known.name} is not taken here")
-        if length > DOOR_LIMITS[known]:
-            raise BadDoorFrame(f"a {known.name} frame of {length} bytes; at most {DOOR_LIMITS[known]} are taken")
+        _FRAMING.check_magic(magic)
+        known = _FRAMING.kind_of(version, kind, length, self._hears)
         end = start + HEADER_BYTES + length
         if len(self._bytes) < end:
             return None
@@ -155,28 +148,23 @@ class DoorFrames:
             payload = bytes(view[start + HEADER_BYTES : end])
             check = crc32c(payload, crc32c(view[start : start + _FIXED.size]))
         if check != _CHECK.unpack_from(self._bytes, start + _FIXED.size)[0]:
-            raise BadDoorFrame(f"the checksum of a {known.name} frame of {length} bytes is wrong")
+            raise BadFrame(f"the checksum of a {known.name} frame of {length} bytes is wrong")
         return DoorFrame(kind=known, shard=shard, number=number, payload=payload)
-
-    def _check_magic(self, start: int) -> None:
-        begun = bytes(self._bytes[start : start + len(_MAGIC)])
-        if not _MAGIC.startswith(begun):
-            raise BadDoorFrame(f"a frame begins with {begun!r}, not {_MAGIC!r}")
 
 
 def keyed(key: bytes, request: bytes) -> bytes:
-    """Return the payload of a KEYED frame; raises BadDoorFrame for a key of over MAX_KEY_BYTES."""
+    """Return the payload of a KEYED frame; raises BadFrame for a key of over MAX_KEY_BYTES."""
     if len(key) > MAX_KEY_BYTES:
-        raise BadDoorFrame(f"a key of {len(key)} bytes; at most {MAX_KEY_BYTES} are sent")
+        raise BadFrame(f"a key of {len(key)} bytes; at most {MAX_KEY_BYTES} are sent")
     return bytes([len(key)]) + key + request
 
 
 def key_and_request(payload: bytes) -> tuple[bytes, bytes]:
-    """Return what :func:`keyed` joined; raises BadDoorFrame for a payload without a whole key.
+    """Return what :func:`keyed` joined; raises BadFrame for a payload without a whole key.
 
     >>> key_and_request(keyed(b"key", b"request"))
     (b'key', b'request')
     """
     if not payload or len(payload) < 1 + payload[0]:
-        raise BadDoorFrame(f"a KEYED frame of {len(payload)} bytes has no whole key")
+        raise BadFrame(f"a KEYED frame of {len(payload)} bytes has no whole key")
     return payload[1 : 1 + payload[0]], payload[1 + payload[0] :]

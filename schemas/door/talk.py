@@ -7,14 +7,15 @@ from enum import Enum
 from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.door.frames import (
     DOOR_VERSION,
+    DOOR_VERSIONS,
     MAX_GREETING_BYTES,
     MIN_DOOR_VERSION,
-    BadDoorFrame,
     DoorFrame,
     DoorKind,
     door_frame,
 )
 from schemas.records.datanode import Hello, StreamError
+from schemas.records.framing import BadFrame, agreed_version, check_cluster
 
 
 class DoorRole(Enum):
@@ -83,11 +84,11 @@ class DoorTalk:
         return door_frame(DoorKind.HELLO, encode(said))
 
     def hear(self, frame: DoorFrame) -> None:
-        """Check a frame; raises BadDoorFrame if it is not allowed now, or is a HELLO of another cluster or version."""
-        after = HEARD[self._role][self.state].get(frame.kind)
+        """Check a frame; raises BadFrame if it is not allowed now, or is a HELLO of another cluster or version."""
+        state, self.state = self.state, DoorState.FAILED
+        after = HEARD[self._role][state].get(frame.kind)
         if after is None:
-            state, self.state = self.state, DoorState.FAILED
-            raise BadDoorFrame(f"a {frame.kind.name} frame out of place ({state.value})")
+            raise BadFrame(f"a {frame.kind.name} frame out of place ({state.value})")
         if frame.kind is DoorKind.HELLO:
             self._greet(frame.payload)
         self.state = after
@@ -96,23 +97,10 @@ class DoorTalk:
         try:
             hello = decode_as(Hello, payload)
         except Undecodable as error:
-            self.state = DoorState.FAILED
-            raise BadDoorFrame(f"HELLO cannot be read: {error}") from error
-        fault = self._fault_of(hello)
-        if fault is not None:
-            self.state = DoorState.FAILED
-            raise BadDoorFrame(fault)
+            raise BadFrame(f"HELLO cannot be read: {error}") from error
+        check_cluster(hello.peer, hello.cluster, self._cluster)
+        agreed_version(hello.min_version, hello.max_version, DOOR_VERSIONS)
         self.peer, self.peer_cluster = hello.peer, hello.cluster
-
-    def _fault_of(self, hello: Hello) -> str | None:
-        if hello.cluster and self._cluster and hello.cluster != self._cluster:
-            return f"{hello.peer!r} is of cluster {hello.cluster!r}, not {self._cluster!r}"
-        if not hello.min_version <= DOOR_VERSION or not hello.max_version >= MIN_DOOR_VERSION:
-            return (
-                f"{hello.peer!r} speaks framing {hello.min_version} to {hello.max_version}, "
-                f"this side {MIN_DOOR_VERSION} to {DOOR_VERSION}"
-            )
-        return None
 
 
 def error_frame(code: str, message: str, node: str) -> bytes:

@@ -18,7 +18,7 @@ What frames mean
       is answered by DATA frames of one checksum cell each (``offset`` is the cell's in the block) and END, whose
       ``offset`` is the end of the last cell; or by ERROR, also after some cells. The connection goes on.
 
-Everything here is pure and knows no sockets. Whatever is wrong raises :class:`BadFrame`, which names it. After a bad
+Everything here is pure and knows no sockets. Whatever is wrong raises ``BadFrame``, which names it. After a bad
 header a stream of bytes cannot be read any further.
 """
 
@@ -30,12 +30,14 @@ from struct import Struct
 
 from crc32c import crc32c
 
+from schemas.records.framing import BadFrame, Framing
 from schemas.records.record import record
 
 FRAME_VERSION = 1
 """Version of the header's layout, as each frame carries it."""
 VERSION = 3
 MIN_VERSION = 1
+VERSIONS = range(MIN_VERSION, VERSION + 1)
 """Versions of the conversation that this software speaks, highest and lowest, as HELLO carries them."""
 SMALL_BLOCKS_VERSION = 2
 """From this version on, a datanode knows WriteBlocks, PutBlocks and WatchBlocks."""
@@ -91,12 +93,15 @@ class Kind(IntEnum):
     """A StreamError: ends a stream, or answers a request."""
 
 
-_KINDS = {int(kind): kind for kind in Kind}
 PAYLOAD_LIMITS = dict.fromkeys(Kind, MAX_PAYLOAD_BYTES) | {
     Kind.HELLO: MAX_HELLO_BYTES, Kind.OPEN: MAX_RECORD_BYTES, Kind.ACK: MAX_RECORD_BYTES, Kind.ERROR: MAX_RECORD_BYTES,
     Kind.DATA: MAX_PACKET_BYTES,
 }  # fmt: skip
 """Largest payload by kind of frame."""
+_FRAMING = Framing(
+    magic=_MAGIC, versions=range(FRAME_VERSION, FRAME_VERSION + 1), kinds={int(kind): kind for kind in Kind},
+    limits=PAYLOAD_LIMITS,
+)  # fmt: skip
 
 
 @record
@@ -109,10 +114,6 @@ class FrameHeader:
     offset: int
     length: int
     crc: int
-
-
-class BadFrame(ValueError):
-    """The bytes are no frame of a version that is spoken here."""
 
 
 def encode_header(kind: Kind, stream: int, sequence: int, offset: int, length: int, crc: int) -> bytes:
@@ -134,18 +135,10 @@ def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
     if len(data) != HEADER_BYTES:
         raise BadFrame(f"{len(data)} bytes where a header of {HEADER_BYTES} was expected")
     magic, version, kind, length, stream, sequence, offset, crc = _FIXED.unpack_from(data)
-    if magic != _MAGIC:
-        raise BadFrame(f"a frame begins with {magic!r}, not {_MAGIC!r}")
+    _FRAMING.check_magic(magic)
     if _CHECK.unpack_from(data, _FIXED.size)[0] != crc32c(memoryview(data)[: _FIXED.size]):
         raise BadFrame("the checksum of a frame's header is wrong")
-    if version != FRAME_VERSION:
-        raise BadFrame(f"framing version {version}; {FRAME_VERSION} is spoken here")
-    known = _KINDS.get(kind)
-    if known is None:
-        raise BadFrame(f"unknown kind of frame: {kind}")
-    limit = PAYLOAD_LIMITS[known]
-    if length > limit:
-        raise BadFrame(f"a {known.name} frame of {length} bytes; at most {limit} are taken")
+    known = _FRAMING.kind_of(version, kind, length)
     return FrameHeader(kind=known, stream=stream, sequence=sequence, offset=offset, length=length, crc=crc)
 
 
@@ -261,11 +254,3 @@ class FrameBuffer:
     def together(self, first: Frame, last: Frame) -> memoryview:
         """Return the bytes from one frame to another that was taken later, while both are good."""
         return first.whole if first is last else self._buffer[first.start : last.start + len(last.whole)]
-
-
-def agreed_version(minimum: int, maximum: int) -> int:
-    """Return the version to speak with a peer that speaks ``minimum`` to ``maximum``; BadFrame if there is none."""
-    version = min(VERSION, maximum)
-    if version < max(MIN_VERSION, minimum):
-        raise BadFrame(f"the peer speaks framing {minimum} to {maximum}, this side {MIN_VERSION} to {VERSION}")
-    return version

@@ -103,7 +103,7 @@ class TlsSocket:
                 return sent
             self.is_committed = False
             sent += count
-            left = _after(left, count)
+            left = left_after(left, count)
         return sent
 
     def sendall(self, data: Part) -> None:
@@ -142,7 +142,12 @@ class TlsSocket:
         self.close()
 
 
-def _after(parts: list[Part], sent: int) -> list[Part]:
+def left_after(parts: Sequence[Part], sent: int) -> list[Part]:
+    """Return what of ``parts`` is left to be sent, once so many bytes of them are.
+
+    >>> [bytes(part) for part in left_after([b"abc", b"de"], 4)]
+    [b'e']
+    """
     left: list[Part] = []
     for part in parts:
         if sent >= len(part):

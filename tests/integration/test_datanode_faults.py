@@ -16,7 +16,6 @@ import pytest
 
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.wire import WireClosed
-from producers.blocks.datanode_connection import SILENCE_MS
 from producers.files.key_files import KeyOutput
 from schemas import stream_errors as codes
 from schemas.records.packets import CELL_BYTES, Kind
@@ -34,6 +33,7 @@ from tests.support.faults.datanode_faults import (
 from tests.support.local.stack import LocalKafka
 from tests.support.sdk.key_world import KIB, MIB, KeyWorld
 from tests.support.sdk.written import fresh_bytes
+from transport.datanodes.connection import SILENCE_MS
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import NewTopic
 
-from om_processors.fleet.datanode_client import DatanodeFailed, ask
+from om_processors.fleet.datanode_client import ask
 from producers import Client
 from producers.errors import NotConnected
 from schemas.kafka.access import KafkaPrincipal
@@ -42,6 +42,7 @@ from stratolog.security.private_files import write_private
 from tests.support.local.secure_stack import SecureStack, read_error, secure_settings, write_error
 from tests.support.local.tokened_stack import check_block_tokens
 from tests.support.sdk.small_files import check_written, write_until_reserved
+from transport.datanodes.core.failures import DatanodeFailed
 from transport.waiting.deadline import Deadline
 
 pytestmark = pytest.mark.integration

@@ -6,8 +6,11 @@ silent again. For one thread at a time. Times are seconds of one clock.
 
 from __future__ import annotations
 
+from transport.waiting.core.backoff import Backoff
+
 FIRST_PAUSE_S = 15.0
 LAST_PAUSE_S = 600.0
+PAUSES = Backoff(FIRST_PAUSE_S, LAST_PAUSE_S)
 MAX_AWAY = 256
 """Datanodes that may be known as away; if there are more, all are asked again."""
 
@@ -16,7 +19,8 @@ class Away:
     """The silent datanodes, by address."""
 
     def __init__(self) -> None:
-        self._until: dict[str, tuple[float, float]] = {}
+        self._until: dict[str, tuple[float, int]] = {}
+        """Until when each is left alone, and how often in a row it was silent."""
 
     def __contains__(self, address: str) -> bool:
         """Whether a datanode was silent when last asked, however long ago."""
@@ -30,8 +34,8 @@ class Away:
         """A datanode did not answer."""
         if address not in self._until and len(self._until) >= MAX_AWAY:
             self._until.clear()
-        pause_s = min(2 * self._until[address][1], LAST_PAUSE_S) if address in self._until else FIRST_PAUSE_S
-        self._until[address] = now_s + pause_s, pause_s
+        failures = self._until[address][1] + 1 if address in self._until else 1
+        self._until[address] = now_s + PAUSES.pause_s(failures), failures
 
     def answered(self, address: str) -> None:
         """A datanode answered, or was named anew: it may be asked."""

@@ -17,10 +17,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from datanode_processors.repair.core.agenda import Agenda
+from transport.waiting.core.backoff import Backoff
 
 FIRST_PAUSE_S = 0.25
 LAST_PAUSE_S = 15.0
-"""First and longest pause between two attempts at one repair; each pause is twice as long as the one before."""
+"""First and longest pause between two attempts at one repair."""
+PAUSES = Backoff(FIRST_PAUSE_S, LAST_PAUSE_S)
 
 Place = tuple[int, bytes]
 """(partition, key of the block)"""
@@ -31,7 +33,8 @@ class _Repair:
     found: int = 1
     """How often the block was found damaged."""
     cells: set[int] = field(default_factory=set)
-    pause_s: float = FIRST_PAUSE_S
+    failures: int = 0
+    """Attempts in a row that could not be made."""
     at_work: bool = False
 
 
@@ -117,7 +120,7 @@ class Repairs:
             del self._repairs[taken.place]
             return True
         repair.at_work = False
-        repair.pause_s = FIRST_PAUSE_S
+        repair.failures = 0
         self._due.put(taken.place, now_s)
         return False
 
@@ -125,5 +128,5 @@ class Repairs:
         """End the work on a repair that could not be done now: it is tried again after a pause."""
         repair = self._repairs[taken.place]
         repair.at_work = False
-        self._due.put(taken.place, now_s + repair.pause_s)
-        repair.pause_s = min(2 * repair.pause_s, LAST_PAUSE_S)
+        repair.failures += 1
+        self._due.put(taken.place, now_s + PAUSES.pause_s(repair.failures))

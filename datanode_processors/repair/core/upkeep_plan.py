@@ -40,6 +40,7 @@ from datanode_processors.repair.core.instructions import (
     Task,
 )
 from schemas.transitions import next_state
+from transport.waiting.core.backoff import Backoff
 
 WHOLE: Final = 0
 """Stands for a local id, which is never 0: the copy's rows, and with them all its blocks."""
@@ -50,6 +51,7 @@ MAX_NAMED = 20
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 600.0
 """First and longest pause between two attempts at one repair, or between two looks that nobody answered."""
+PAUSES = Backoff(FIRST_PAUSE_S, LAST_PAUSE_S)
 SETTLE_S = 30.0
 """Time from the first look at a copy to the second.
 
@@ -69,14 +71,15 @@ Block = tuple[int, int]
 class _Copy:
     state: CopyState = CopyState.ABSENT
     confirmed: bool = False
-    pause_s: float = 0.0
-    """Pause after the next look that nobody answers; 0: the first pause."""
+    unheard: int = 0
+    """Looks in a row that nobody answered."""
 
 
 @dataclass(slots=True)
 class _Damage:
     reason: str
-    pause_s: float
+    failures: int = 0
+    """Attempts in a row that did not repair it."""
     state: DamageState = DamageState.SOUND
     tried: bool = False
 
@@ -127,7 +130,7 @@ class UpkeepPlan:
         """The sources of a copy were named: look at it, and repair it, now; ``new`` says that they must be written."""
         if new:
             self._looks.put_sooner(SaveSources(), self._saved_s + SAVE_S)
-        self._move(container_id, CopyEvent.NAMED).pause_s = 0.0
+        self._move(container_id, CopyEvent.NAMED).unheard = 0
         self._looks.put(LookAt(container_id), now_s)
         for block in self._damaged:
             if block[0] == container_id:
@@ -150,12 +153,12 @@ class UpkeepPlan:
         was = self._copies[container_id].state
         copy = self._move(container_id, CopyEvent.MEMBER_HEARD if heard else CopyEvent.NOBODY_HEARD)
         if heard:
-            copy.confirmed, copy.pause_s = True, 0.0
+            copy.confirmed, copy.unheard = True, 0
             fresh = was is CopyState.LOOKING_FRESH
             pause_s = min(SETTLE_S, self._interval_s) if fresh else self._interval_s
         else:
-            pause_s = copy.pause_s or FIRST_PAUSE_S
-            copy.pause_s = min(2 * pause_s, LAST_PAUSE_S)
+            copy.unheard += 1
+            pause_s = PAUSES.pause_s(copy.unheard)
         self._looks.put_sooner(LookAt(container_id), now_s + pause_s)
         if not heard and pause_s < LAST_PAUSE_S <= 2 * pause_s:
             return (
@@ -195,7 +198,7 @@ class UpkeepPlan:
         if self.find_again(container_id, local_id):
             return ()
         block = (container_id, local_id if len(self._damaged) < MAX_DAMAGED else WHOLE)
-        self._move_damage(block, _Damage(reason=reason, pause_s=FIRST_PAUSE_S), DamageEvent.FOUND)
+        self._move_damage(block, _Damage(reason=reason), DamageEvent.FOUND)
         self._repairs.put(RepairOne(*block), now_s)
         return LogLine(reason), ReportHealth()
 
@@ -208,7 +211,7 @@ class UpkeepPlan:
         known = self._damaged.get(block)
         if known is None and len(self._damaged) >= MAX_DAMAGED:
             return None
-        damage = known or _Damage(reason=reason, pause_s=2 * FIRST_PAUSE_S, tried=True)
+        damage = known or _Damage(reason=reason, failures=1, tried=True)
         self._move_damage(block, damage, DamageEvent.LEFT)
         if known is not None:
             return ()
@@ -226,7 +229,7 @@ class UpkeepPlan:
 
     def begin_repair(self, block: Block) -> None:
         """The work on a task RepairOne begins; it ends by ``end_repair``, ``fail_repair`` or ``forget``."""
-        damage = self._damaged.get(block) or _Damage(reason="", pause_s=FIRST_PAUSE_S)
+        damage = self._damaged.get(block) or _Damage(reason="")
         self._move_damage(block, damage, DamageEvent.WORK_BEGAN)
 
     def _end_work(self, block: Block, event: DamageEvent) -> _Damage | None:
@@ -259,8 +262,8 @@ class UpkeepPlan:
         if damage is None:
             return ()
         first, damage.tried, damage.reason = not damage.tried, True, reason
-        self._repairs.put(RepairOne(*block), now_s + damage.pause_s)
-        damage.pause_s = min(2 * damage.pause_s, LAST_PAUSE_S)
+        damage.failures += 1
+        self._repairs.put(RepairOne(*block), now_s + PAUSES.pause_s(damage.failures))
         return (LogLine(f"{reason}; trying again, with growing pauses"),) if first else ()
 
     # -- what it says ----------------------------------------------------------------------------------------------

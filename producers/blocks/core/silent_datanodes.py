@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from transport.waiting.core.backoff import Backoff
+
 Place = tuple[str, str]
 """Name and address of a datanode."""
 
@@ -25,6 +27,7 @@ FORGET_S = 30.0
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 8.0
 """Longest pause between two probes of a silent datanode, in seconds."""
+PAUSES = Backoff(FIRST_PAUSE_S, LAST_PAUSE_S)
 PROBE_LOST_S = 10.0
 MAX_REMEMBERED = 64
 MAX_PROBES = 4
@@ -32,7 +35,8 @@ MAX_PROBES = 4
 
 @dataclass(slots=True)
 class _Memory:
-    pause_s: float
+    failures: int
+    """Probes in a row without an answer."""
     probe_at_s: float
     until_s: float
 
@@ -78,10 +82,10 @@ class SilentDatanodes:
         self._probes.pop(place, None)
         found = self._silent.pop(place, None)
         if found is None or now_s >= found.until_s:
-            found = _Memory(FIRST_PAUSE_S, now_s + FIRST_PAUSE_S, now_s)
+            found = _Memory(1, now_s + PAUSES.pause_s(1), now_s)
         elif now_s >= found.probe_at_s:
-            found.pause_s = min(2 * found.pause_s, LAST_PAUSE_S)
-            found.probe_at_s = now_s + found.pause_s
+            found.failures += 1
+            found.probe_at_s = now_s + PAUSES.pause_s(found.failures)
         found.until_s = now_s + FORGET_S
         self._silent[place] = found  # the last of all: the first are forgotten first
         while len(self._silent) > MAX_REMEMBERED:

@@ -9,10 +9,11 @@ import h11
 
 from producers.direct.core.one_cluster import OneCluster
 from schemas.codecs.codec import Undecodable, decode_as
-from schemas.door.frames import DOOR_PATH, UPGRADE, BadDoorFrame, DoorFrame, DoorFrames, DoorKind
+from schemas.door.frames import DOOR_PATH, UPGRADE, DoorFrame, DoorFrames, DoorKind
 from schemas.door.talk import DoorRole, DoorTalk
 from schemas.privilege import AUTHORIZATION
 from schemas.records.datanode import StreamError
+from schemas.records.framing import BadFrame
 from schemas.result_codes import OVERLOADED
 from schemas.transitions import next_state
 
@@ -111,7 +112,7 @@ class LinkTalk:
                 raise LinkFailed("the node has closed the connection")
             if self.state is not LinkState.UPGRADING:
                 yield from self._hear_frames(data)
-        except (BadDoorFrame, h11.RemoteProtocolError) as error:
+        except (BadFrame, h11.RemoteProtocolError) as error:
             self._after(LinkEvent.BROKEN)
             raise LinkFailed(f"what answers is no node: {error}") from error
         except LinkFailed:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from transport.waiting.core.backoff import Backoff
+
 FIRST_PAUSE_S = 0.05
 LAST_PAUSE_S = 1.0
 """How long after a failed connection the next one is tried; doubled each time. Also the longest wait for a full node
@@ -18,6 +20,8 @@ while something is wanted of it.
 FIRST_FULL_PAUSE_S = 1.0
 LAST_FULL_PAUSE_S = 60.0
 """The same for a node that is full, and of which nothing is wanted; less up to a half, by chance."""
+PAUSES = Backoff(FIRST_PAUSE_S, LAST_PAUSE_S)
+FULL_PAUSES = Backoff(FIRST_FULL_PAUSE_S, LAST_FULL_PAUSE_S)
 
 
 @dataclass(slots=True)
@@ -26,8 +30,9 @@ class _Turn:
 
     due_s: float = 0.0
     wanted_s: float = 0.0
-    pause_s: float = FIRST_PAUSE_S
-    full_pause_s: float = FIRST_FULL_PAUSE_S
+    tries: int = 0
+    refusals: int = 0
+    """How often in a row the node had no room."""
 
 
 class Reconnecting:
@@ -54,8 +59,8 @@ class Reconnecting:
     def tried(self, address: str, now_s: float) -> None:
         """Take note of a connection that is begun; the next one, should it fail, comes after a pause."""
         turn = self._turn(address)
-        turn.due_s = turn.wanted_s = now_s + turn.pause_s
-        turn.pause_s = min(2 * turn.pause_s, LAST_PAUSE_S)
+        turn.tries += 1
+        turn.due_s = turn.wanted_s = now_s + PAUSES.pause_s(turn.tries)
 
     def lost(self, address: str) -> None:
         """Take note that a connection that was open has ended: its node may be tried at once."""
@@ -64,8 +69,8 @@ class Reconnecting:
     def full(self, address: str, now_s: float) -> None:
         """Take note that the node has no room."""
         turn = self._turn(address)
-        self._put_off(turn, now_s, turn.full_pause_s)
-        turn.full_pause_s = min(2 * turn.full_pause_s, LAST_FULL_PAUSE_S)
+        turn.refusals += 1
+        self._put_off(turn, now_s, FULL_PAUSES.pause_s(turn.refusals))
 
     def made_room(self, address: str, now_s: float) -> None:
         """Take note that an open connection was ended because others need the room, or at rest."""

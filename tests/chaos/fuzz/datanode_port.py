@@ -21,7 +21,8 @@ from schemas.records.datanode import (
     WatchBlock,
     WriteBlocks,
 )
-from schemas.records.packets import HEADER_BYTES, VERSION, BadFrame, FrameBuffer, Kind, encode_frame
+from schemas.records.framing import BadFrame
+from schemas.records.packets import HEADER_BYTES, VERSION, FrameBuffer, Kind, encode_frame
 from tests.chaos.fuzz.arms import Arms, Line, Told, by_many, context_of
 from tests.chaos.fuzz.wild import Wild, changed
 

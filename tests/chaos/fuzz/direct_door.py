@@ -15,7 +15,6 @@ from schemas.door.frames import (
     DOOR_PATH,
     MAX_KEY_BYTES,
     UPGRADE,
-    BadDoorFrame,
     DoorFrame,
     DoorFrames,
     DoorKind,
@@ -25,6 +24,7 @@ from schemas.door.frames import (
 from schemas.door.talk import DoorRole, DoorTalk
 from schemas.records.datanode import StreamError
 from schemas.records.door import DoorRead, DoorRows
+from schemas.records.framing import BadFrame
 from schemas.records.messages import CreateVolume, Request
 from tests.chaos.fuzz.arms import Arms, Line, Told, by_many, context_of
 from tests.chaos.fuzz.kafka_door import count_answer
@@ -120,7 +120,7 @@ class WildFrames:
                 key = key[:MAX_KEY_BYTES]
             kind, payload = (DoorKind.REQUESTS, value) if key is None else (DoorKind.KEYED, keyed(key, value))
             return door_frame(kind, payload, shard=shard, number=number)
-        except (ValueError, BadDoorFrame):
+        except (ValueError, BadFrame):
             return door_frame(DoorKind.REQUESTS, b"", number=number)
 
 

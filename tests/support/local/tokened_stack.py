@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from producers import Client
-from producers.blocks.datanode_connection import DatanodeConnection
+from producers.blocks.datanodes import WORDS
 from producers.errors import DatanodeError
 from schemas.access.block_tokens import TOKEN_BYTES
 from schemas.conversation.conversation import own_hello
@@ -20,6 +20,7 @@ from schemas.security.tls import ProcessTls, verify_of
 from schemas.sharding import pipeline_of
 from stratolog.local import stack
 from tests.support.local.secure_stack import SecureStack
+from transport.datanodes.connection import DatanodeCaller, DatanodeConnection
 
 
 def tokens_told(secure: SecureStack) -> list[dict[str, object]]:
@@ -85,7 +86,9 @@ def check_block_tokens(secure: SecureStack) -> None:
         block = client.key_info("tokens", "bucket1", "rolled").info.blocks[0]
         (member, *_) = client.streams.directory.pipeline(block.pipeline).members
         greeting = own_hello("client", secure.settings.cluster)
-        connection = DatanodeConnection(member.address, greeting, datanode=member.datanode, tls=ProcessTls(tls))
+        connection = DatanodeConnection(
+            member.address, DatanodeCaller(greeting, ProcessTls(tls), WORDS), datanode=member.datanode
+        )
         asked = ReadBlock(
             partition=pipeline_of(block.container_id), container_id=block.container_id, local_id=block.local_id,
             offset=0, length=1, bcs_id=block.bcs_id, committed_only=True,

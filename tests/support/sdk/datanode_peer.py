@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import socket
 import threading
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from producers.blocks.datanode_connection import DatanodeConnection
 from schemas.codecs.codec import encode
 from schemas.conversation.conversation import own_hello
 from schemas.records.datanode import Hello
 from schemas.records.packets import Kind, encode_frame
+from transport.datanodes.connection import DatanodeCaller, DatanodeConnection
 
 WAIT_S = 30.0
 OWN = own_hello("client", "twin")
 """What the client says."""
+CALLER = DatanodeCaller(OWN)
 HELLO = own_hello("dn1", "twin")
 
 
@@ -65,9 +67,40 @@ class Peer:
             self.socket.close()
 
 
-def greeted(peer: Peer, **settings: Any) -> DatanodeConnection:
+def greeted(peer: Peer, caller: DatanodeCaller = CALLER, **settings: Any) -> DatanodeConnection:
     """Return a connection to a peer, both having said HELLO."""
-    connection = DatanodeConnection(peer.address, OWN, datanode="dn1", **settings)
+    connection = DatanodeConnection(peer.address, caller, datanode="dn1", **settings)
     assert peer.came.wait(WAIT_S)
     assert peer.heard(len(said(OWN))) == said(OWN)
     return connection
+
+
+@contextmanager
+def listening() -> Iterator[Callable[..., Peer]]:
+    """Yield a factory of peers that say what a test tells them to; they end with the test."""
+    made: list[Peer] = []
+
+    def begin(*greets: bytes) -> Peer:
+        made.append(Peer(*greets))
+        return made[-1]
+
+    yield begin
+    for peer in made:
+        peer.close()
+
+
+@contextmanager
+def talking(
+    listens: Callable[..., Peer], caller: DatanodeCaller = CALLER
+) -> Iterator[Callable[..., tuple[DatanodeConnection, Peer]]]:
+    """Yield a factory of (connection, peer) that have said HELLO."""
+    made: list[DatanodeConnection] = []
+
+    def begin(**settings: Any) -> tuple[DatanodeConnection, Peer]:
+        peer = listens()
+        made.append(greeted(peer, caller, **settings))
+        return made[-1], peer
+
+    yield begin
+    for connection in made:
+        connection.close()

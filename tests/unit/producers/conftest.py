@@ -2,8 +2,10 @@
 
 import pytest
 
-from tests.support.sdk.datanode_peer import Peer, greeted
+from producers.blocks.datanodes import WORDS
+from tests.support.sdk.datanode_peer import OWN, listening, talking
 from tests.support.sdk.datanodes import World
+from transport.datanodes.connection import DatanodeCaller
 
 
 @pytest.fixture
@@ -23,27 +25,12 @@ def make(tmp_path):
 @pytest.fixture
 def listens():
     """Return a factory of peers that say what a test tells them to; they end with the test."""
-    made: list[Peer] = []
-
-    def begin(*greets):
-        made.append(Peer(*greets))
-        return made[-1]
-
-    yield begin
-    for peer in made:
-        peer.close()
+    with listening() as begin:
+        yield begin
 
 
 @pytest.fixture
 def talks(listens):
-    """Return a factory of (connection, peer) that have said HELLO."""
-    made = []
-
-    def begin(**settings):
-        peer = listens()
-        made.append(greeted(peer, **settings))
-        return made[-1], peer
-
-    yield begin
-    for connection in made:
-        connection.close()
+    """Return a factory of (connection, peer) that have said HELLO; the connection fails as the client's do."""
+    with talking(listens, DatanodeCaller(OWN, words=WORDS)) as begin:
+        yield begin

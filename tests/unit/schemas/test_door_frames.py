@@ -15,7 +15,6 @@ from schemas.door.frames import (
     DOOR_LIMITS,
     HEADER_BYTES,
     MAX_NUMBER,
-    BadDoorFrame,
     DoorFrame,
     DoorFrames,
     DoorKind,
@@ -23,6 +22,7 @@ from schemas.door.frames import (
 )
 from schemas.door.talk import HEARD, DoorRole, DoorState, DoorTalk
 from schemas.records.datanode import Hello
+from schemas.records.framing import BadFrame
 
 EVERYTHING = frozenset(DoorKind)
 NUMBERS = st.integers(0, MAX_NUMBER)
@@ -59,7 +59,7 @@ def test_a_changed_byte_is_noticed(sent: list[tuple[DoorKind, bytes, int, int]],
             found.append(frame)  # noqa: PERF402 - those before the error count
         # A larger length waits for more bytes; it is refused once they come.
         assert len(found) < len(sent)
-    except BadDoorFrame:
+    except BadFrame:
         pass
     before = sum(1 for end in _ends(frames) if end <= place)
     assert len(found) == before, "frames before the damage are heard, none from it on"
@@ -72,7 +72,7 @@ def _ends(frames: list[bytes]) -> list[int]:
 @given(st.binary(max_size=300))
 def test_any_bytes_are_heard_or_refused(data: bytes):
     frames = DoorFrames(EVERYTHING)
-    with suppress(BadDoorFrame):
+    with suppress(BadFrame):
         heard(frames, data)
     assert len(frames) <= len(data)
 
@@ -81,19 +81,19 @@ def test_any_bytes_are_heard_or_refused(data: bytes):
 def test_a_frame_over_its_limit_is_refused_before_its_payload_comes(kind: DoorKind):
     header = bytearray(door_frame(kind, b"")[:HEADER_BYTES])
     header[12:16] = (DOOR_LIMITS[kind] + 1).to_bytes(4, "big")
-    with pytest.raises(BadDoorFrame, match=f"{kind.name} frame of {DOOR_LIMITS[kind] + 1} bytes"):
+    with pytest.raises(BadFrame, match=f"{kind.name} frame of {DOOR_LIMITS[kind] + 1} bytes"):
         heard(DoorFrames(EVERYTHING), bytes(header))
 
 
 def test_two_gigabytes_are_refused_at_the_header():
     header = bytearray(door_frame(DoorKind.REQUESTS, b"")[:HEADER_BYTES])
     header[12:16] = (2**31).to_bytes(4, "big")
-    with pytest.raises(BadDoorFrame, match="2147483648 bytes"):
+    with pytest.raises(BadFrame, match="2147483648 bytes"):
         heard(DoorFrames(DoorRole.NODE.hears), bytes(header))
 
 
 def test_more_than_a_frame_holds_is_not_sent():
-    with pytest.raises(BadDoorFrame, match="HELLO frame of 4097 bytes"):
+    with pytest.raises(BadFrame, match="HELLO frame of 4097 bytes"):
         door_frame(DoorKind.HELLO, bytes(4097))
 
 
@@ -108,7 +108,7 @@ def test_more_than_a_frame_holds_is_not_sent():
     ],
 )
 def test_what_is_no_frame_for_a_node_is_named(data: bytes, why: str):
-    with pytest.raises(BadDoorFrame, match=why):
+    with pytest.raises(BadFrame, match=why):
         heard(DoorFrames(DoorRole.NODE.hears), data)
 
 
@@ -142,7 +142,7 @@ def test_the_table_says_what_may_be_heard(role: DoorRole, state: DoorState, kind
     talk.state = state
     after = HEARD[role][state].get(kind)
     if after is None:
-        with pytest.raises(BadDoorFrame, match=kind.name):
+        with pytest.raises(BadFrame, match=kind.name):
             talk.hear(frame(kind))
         assert talk.state is DoorState.FAILED
     else:
@@ -153,7 +153,7 @@ def test_the_table_says_what_may_be_heard(role: DoorRole, state: DoorState, kind
 def test_nobody_greets_twice():
     talk = DoorTalk(DoorRole.NODE, "om1", "c")
     talk.hear(hello())
-    with pytest.raises(BadDoorFrame, match="HELLO frame out of place"):
+    with pytest.raises(BadFrame, match="HELLO frame out of place"):
         talk.hear(hello())
 
 
@@ -168,7 +168,7 @@ def test_nobody_greets_twice():
 )
 def test_a_greeting_that_does_not_fit_is_refused(said: DoorFrame, why: str):
     talk = DoorTalk(DoorRole.NODE, "om1", "c")
-    with pytest.raises(BadDoorFrame, match=why):
+    with pytest.raises(BadFrame, match=why):
         talk.hear(said)
     assert talk.state is DoorState.FAILED
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.records import packets
+from schemas.records.framing import BadFrame, agreed_version
 from schemas.records.packets import (
     HEADER_BYTES,
     MAX_HELLO_BYTES,
@@ -18,11 +19,9 @@ from schemas.records.packets import (
     MAX_STREAM_ID,
     PACKET_BYTES,
     PAYLOAD_LIMITS,
-    BadFrame,
     FrameBuffer,
     FrameHeader,
     Kind,
-    agreed_version,
     check_payload,
     decode_header,
     encode_frame,
@@ -118,8 +117,8 @@ def test_what_is_wrong_is_named() -> None:
         (b"GET " + bytes(HEADER_BYTES - 4), "GE"),
         (made(0, 1, 0), "version 0"),
         (made(2, 1, 0), "version 2"),
-        (made(1, 0, 0), "kind of frame: 0"),
-        (made(1, 9, 0), "kind of frame: 9"),
+        (made(1, 0, 0), "frame of kind 0"),
+        (made(1, 9, 0), "frame of kind 9"),
         *((made(1, kind, limit + 1), str(limit + 1)) for kind, limit in PAYLOAD_LIMITS.items()),
     ):
         with pytest.raises(BadFrame, match=named):
@@ -156,23 +155,23 @@ def test_a_number_that_has_no_room_is_the_callers_error(field: str) -> None:
 
 @given(st.integers(-3, 12), st.integers(-3, 12))
 def test_versions_are_agreed_or_refused(minimum: int, maximum: int) -> None:
-    ours = range(packets.MIN_VERSION, packets.VERSION + 1)
+    ours = packets.VERSIONS
+    assert (ours[0], ours[-1]) == (packets.MIN_VERSION, packets.VERSION)
     common = [version for version in ours if minimum <= version <= maximum]
     if common:
-        assert agreed_version(minimum, maximum) == max(common)
+        assert agreed_version(minimum, maximum, ours) == max(common)
     else:
         with pytest.raises(BadFrame, match="speaks framing"):
-            agreed_version(minimum, maximum)
+            agreed_version(minimum, maximum, ours)
 
 
-def test_the_higher_side_comes_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packets, "VERSION", 5)
-    monkeypatch.setattr(packets, "MIN_VERSION", 3)
-    assert agreed_version(1, 4) == 4
-    assert agreed_version(4, 9) == 5
+def test_the_higher_side_comes_down() -> None:
+    ours = range(3, 6)
+    assert agreed_version(1, 4, ours) == 4
+    assert agreed_version(4, 9, ours) == 5
     for minimum, maximum in ((1, 2), (6, 9), (9, 3)):
         with pytest.raises(BadFrame):
-            agreed_version(minimum, maximum)
+            agreed_version(minimum, maximum, ours)
 
 
 # ------------------------------------------------------------------------------------------------ FrameBuffer

@@ -17,13 +17,13 @@ from datanode_processors.pipeline import log_requests as module
 from datanode_processors.pipeline.leader_calls import (
     ANSWER_STEP_S,
     ANSWER_TIMEOUT_S,
-    MAX_IDLE_PEERS,
     LeaderCalls,
     unwrap,
 )
 from datanode_processors.pipeline.log_requests import LogRequests
 from datanode_processors.pipeline.pipeline_table import PipelineTable
 from datanode_processors.wire.core.limits import WireLimits
+from datanode_processors.wire.kept_peers import MAX_KEPT_PEERS
 from datanode_processors.wire.peer import Peer
 from replicated_db.core.tables.memory import ManualClock
 from schemas import stream_errors as codes
@@ -95,7 +95,7 @@ def test_a_connection_is_kept_if_the_refusal_is_the_leaders_own(
     with pytest.raises(BlockError) as caught:
         calls.ask(leader.address, CLOSE)
     assert (caught.value.code, len(leader.heard)) == (code, 1)
-    assert bool(calls._idle.get(leader.address)) == kept
+    assert len(calls.peers.pool) == kept
     eventually(lambda: connections(leader) == kept)
 
 
@@ -113,10 +113,12 @@ def test_only_what_a_dead_connection_may_have_caused_is_asked_again(
 
 def test_a_kept_connection_that_has_died_is_replaced(leader: Any, calls: LeaderCalls) -> None:
     calls.ask(leader.address, CLOSE)
-    (peer,) = calls._idle[leader.address]
-    peer._wire.sock.shutdown(2)
+    peer = calls.peers.pool.take(leader.address)
+    assert peer is not None
+    peer.interrupt()
+    calls.peers.pool.give_back(peer)
     assert calls.ask(leader.address, CLOSE).detail == "2"
-    assert calls._idle[leader.address] != [peer]
+    assert calls.peers.pool.take(leader.address) is not peer
 
 
 def test_a_request_that_fails_here_leaves_no_connection(
@@ -125,11 +127,11 @@ def test_a_request_that_fails_here_leaves_no_connection(
     def fail(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Peer, "request", fail)
+    monkeypatch.setattr(Peer, "receive_by", fail)
     with pytest.raises(KeyboardInterrupt):
         calls.ask(leader.address, CLOSE)
     eventually(lambda: connections(leader) == 0)
-    assert not calls._idle.get(leader.address)
+    assert len(calls.peers.pool) == 0
 
 
 def test_so_many_connections_are_kept_and_none_after_the_end(leader: Any, calls: LeaderCalls) -> None:
@@ -142,7 +144,7 @@ def test_so_many_connections_are_kept_and_none_after_the_end(leader: Any, calls:
 
     leader.pipelines.handle = handle
     asking = [
-        threading.Thread(target=calls.ask, args=(leader.address, CLOSE), daemon=True) for _ in range(MAX_IDLE_PEERS + 2)
+        threading.Thread(target=calls.ask, args=(leader.address, CLOSE), daemon=True) for _ in range(MAX_KEPT_PEERS + 2)
     ]
     for thread in asking:
         thread.start()
@@ -151,8 +153,8 @@ def test_so_many_connections_are_kept_and_none_after_the_end(leader: Any, calls:
     at_last.set()
     for thread in asking:
         thread.join(30)
-    assert len(calls._idle[leader.address]) == MAX_IDLE_PEERS
-    eventually(lambda: connections(leader) == MAX_IDLE_PEERS)
+    assert len(calls.peers.pool) == MAX_KEPT_PEERS
+    eventually(lambda: connections(leader) == MAX_KEPT_PEERS)
     calls.close()
     eventually(lambda: connections(leader) == 0)
     calls.ask(leader.address, CLOSE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,6 +44,7 @@ from schemas.records.log import DigestBase, Members, Tick
 from tests.support.datanodes.checksums import checksums_of
 from tests.support.local.waiting import eventually
 from tests.support.replicated.kit import START_MS
+from transport.waiting.deadline import Deadline
 
 PARTITION, CONTAINER, LOCAL = 3, 256 + 3, 7
 CELL = 512
@@ -413,13 +414,19 @@ def test_a_watch_waits_for_what_may_still_come_and_has_it_verified(world: World)
     assert answers[1].length == 2000
 
 
+def give_time(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
+    """Have the pipeline's deadlines pass by a clock of the test's."""
+    made = SimpleNamespace(after_ms=lambda timeout_ms: Deadline.after_ms(timeout_ms, clock))
+    monkeypatch.setattr(f"{MODULE}.Deadline", made)
+
+
 @pytest.mark.parametrize("by_index", [False, True])
 def test_a_watch_has_what_is_committed_verified_as_long_as_there_is_time(
     world: World, monkeypatch: pytest.MonkeyPatch, by_index: bool
 ) -> None:
     pipeline, index = committed(world)
     pipeline._wanted = lambda _, key: pipeline.on_verified(key, 1000)
-    monkeypatch.setattr(f"{MODULE}.time", SimpleNamespace(monotonic=lambda: 5.0))
+    give_time(monkeypatch, lambda: 5.0)
     assert not pipeline.watch(watch(1000, bcs_id=index, timeout_ms=0)).satisfied
     assert pipeline.watch(watch(1000, bcs_id=index if by_index else 0, timeout_ms=1)).satisfied
 
@@ -494,7 +501,7 @@ def no_wait(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("it waits")
 
     monkeypatch.setattr(pipeline.changed, "wait", wait)
-    monkeypatch.setattr(f"{MODULE}.time", SimpleNamespace(monotonic=lambda: 5.0))
+    give_time(monkeypatch, lambda: 5.0)
 
 
 @pytest.mark.parametrize("timeout_ms", [0, -1, -600_000])
@@ -526,7 +533,7 @@ def test_a_watch_waits_as_long_as_it_was_asked_to(world: World, monkeypatch: pyt
         return False
 
     monkeypatch.setattr(pipeline.changed, "wait", wait)
-    monkeypatch.setattr(f"{MODULE}.time", SimpleNamespace(monotonic=lambda: now[0]))
+    give_time(monkeypatch, lambda: now[0])
     pipeline.watch(watch(1, timeout_ms=2_500))
     assert waits == [1.0, 1.0, 0.5]
     waits.clear()

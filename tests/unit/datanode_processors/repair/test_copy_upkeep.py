@@ -39,6 +39,7 @@ from schemas.codecs.block_rows import block_key
 from schemas.records.datanode import BlockId, BlockRow, DeleteBlocks, FetchContainer, ListContainer
 from tests.support.datanodes.block_nodes import BCS_ID, BLOCK, CELL, CELLS, CONTAINER, DATA, PARTITION, Node, row_of
 from tests.support.local.waiting import eventually
+from transport.waiting.core.backoff import Backoff
 
 OTHER = BLOCK + 1
 SHORT = DATA[: 2 * CELL + 5]
@@ -48,8 +49,8 @@ Run = Callable[..., Node]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep_plan, "FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr(away, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(upkeep_plan, "PAUSES", Backoff(0.05, 600.0))
+    monkeypatch.setattr(away, "PAUSES", Backoff(0.05, 600.0))
     monkeypatch.setattr(upkeep_plan, "SAVE_S", 0.0)
 
 
@@ -460,7 +461,7 @@ def test_a_source_that_does_not_answer_is_asked_less_and_less(run: Run, monkeypa
     clock: list[float] = [1000.0]
     tried: list[float] = []
     monkeypatch.setattr(copy_peers, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(away, "FIRST_PAUSE_S", 15.0)
+    monkeypatch.setattr(away, "PAUSES", Backoff(15.0, 600.0))
 
     def silent(address: str, **_: Any) -> Any:
         tried.append(clock[0])
@@ -492,7 +493,7 @@ def test_a_source_that_greets_and_then_is_silent_is_away_too(run: Run, code: str
         assert (member.address in upkeep._peers._away) == (code == codes.TIMED_OUT)
     with suppress(BlockError), upkeep._peers.connect(member.address):
         pass
-    time.sleep(2 * away.FIRST_PAUSE_S)
+    time.sleep(2 * away.PAUSES.first_s)
     with upkeep._peers.connect(member.address):
         pass
     assert member.address not in upkeep._peers._away

@@ -25,6 +25,7 @@ from schemas.records.datanode import BlockRow, Member, OpenPipeline, ReadBlock
 from tests.support.datanodes.block_nodes import BLOCK, CELL, CONTAINER, DATA, KEY, PARTITION, Node, row_of
 from tests.support.datanodes.streams import hello_frame
 from tests.support.local.waiting import eventually
+from transport.waiting.deadline import Deadline
 
 
 @pytest.fixture
@@ -267,18 +268,18 @@ def test_a_peer_that_trickles_has_timed_out(node: Node, monkeypatch: pytest.Monk
         partition=PARTITION, container_id=CONTAINER, local_id=BLOCK, offset=0, length=len(DATA), bcs_id=0, committed_only=True
     )  # fmt: skip
     with Peer(node.address, own="dn9", cluster="test", timeout_s=5.0) as peer:
-        receive, got = peer._receive, []
+        receive, got = peer.receive_by, []
 
-        def receive_slowly(timeout_s: float | None = None) -> Event:
+        def receive_slowly(deadline: Deadline) -> Event:
             clock[0] += 1
-            return receive(timeout_s)
+            return receive(deadline)
 
         def read() -> None:
             for offset, _, _ in peer.read_block(request):
                 got.append(offset)
                 clock[0] += 100.0  # the reader's own time
 
-        monkeypatch.setattr(peer, "_receive", receive_slowly)
+        monkeypatch.setattr(peer, "receive_by", receive_slowly)
         with pytest.raises(BlockError, match="bytes a second") as caught:
             read()
     assert caught.value.code == codes.TIMED_OUT

@@ -30,7 +30,7 @@ from datanode_processors.wire import server
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.forwarding import Forwarding
 from datanode_processors.wire.peer import Peer
-from datanode_processors.wire.wire import Wire, WireClosed, connect, read_error, split_address
+from datanode_processors.wire.wire import Wire, WireClosed, connect, read_error
 from schemas import stream_errors
 from schemas.codecs.codec import encode
 from schemas.records.datanode import (
@@ -71,6 +71,7 @@ from tests.support.datanodes.streams import (
     write_block,
 )
 from tests.support.local.waiting import eventually
+from transport.datanodes.dialing import split_address
 
 MIB = 1024 * 1024
 MAX_TURNS = 60

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +66,15 @@ def begin(peers: KeptPeers, other: Other, **changes: str) -> PeerCall:
 def kept(peers: KeptPeers, other: Other) -> Peer:
     """Have a connection that has been used, and is kept."""
     begin(peers, other).answer(TIMEOUT_S)
-    peer = peers.take(other.name, other.address)
+    peer = peers.pool.take(other.address, other.name)
     assert peer is not None
-    peers.keep(other.name, other.address, peer)
+    peers.pool.give_back(peer)
     return peer
 
 
 def kill(peer: Peer) -> None:
     """End a connection behind the back of who keeps it."""
-    peer._wire.sock.shutdown(socket.SHUT_RDWR)
+    peer.interrupt()
 
 
 def test_exchanges_one_after_another_share_a_connection(peers: KeptPeers, other: Other) -> None:
@@ -97,26 +97,26 @@ def test_after_the_end_nothing_is_kept(peers: KeptPeers, other: Other) -> None:
     peers.close()
     assert call.answer(TIMEOUT_S) == Accepted(detail="1"), "what is on its way is still answered"
     eventually(lambda: other.connections == 0)
-    assert peers.take(other.name, other.address) is None
+    assert peers.pool.take(other.address, other.name) is None
 
 
 def test_a_connection_is_kept_for_the_datanode_and_the_address_it_was_made_to(peers: KeptPeers, other: Other) -> None:
     kept(peers, other)
-    assert peers.take("dn3", other.address) is None
-    assert peers.take(other.name, "127.0.0.1:1") is None
+    assert peers.pool.take("127.0.0.1:1", other.name) is None
+    assert peers.pool.take(other.address, "dn3") is None
     with pytest.raises(BlockError, match="'dn2', not of 'dn3'"):
         begin(peers, other, datanode="dn3")
-    eventually(lambda: other.connections == 1)
+    eventually(lambda: other.connections == 0)
 
 
 def test_a_kept_connection_that_has_died_is_replaced_with_all_that_are_as_old(peers: KeptPeers, other: Other) -> None:
     calls = [begin(peers, other) for _ in range(3)]
     for call in calls:
         call.answer(TIMEOUT_S)
-    peer = peers.take(other.name, other.address)
+    peer = peers.pool.take(other.address, other.name)
     assert peer is not None
     kill(peer)
-    peers.keep(other.name, other.address, peer)
+    peers.pool.give_back(peer)
     assert begin(peers, other).answer(TIMEOUT_S).detail == "4"
     eventually(lambda: other.connections == 1)
 
@@ -128,7 +128,7 @@ def test_what_a_dead_connection_may_have_caused_is_asked_once_more_on_a_fresh_on
     old = kept(peers, other)
     other.refusing = [BlockError(code, "as if")]
     assert begin(peers, other).answer(TIMEOUT_S).detail == "3"
-    fresh = peers.take(other.name, other.address)
+    fresh = peers.pool.take(other.address, other.name)
     assert fresh is not None
     assert fresh is not old
     fresh.close()
@@ -161,7 +161,7 @@ def test_a_refusal_is_told_and_its_connection_kept_if_the_exchange_is_over(
         begin(peers, other).answer(TIMEOUT_S)
     assert caught.value.code == code
     assert other.heard == used + 1
-    assert (peers.take(other.name, other.address) is not None) == is_kept
+    assert (peers.pool.take(other.address, other.name) is not None) == is_kept
 
 
 def test_a_request_that_cannot_be_sent_is_sent_on_a_fresh_connection(peers: KeptPeers, other: Other) -> None:
@@ -196,21 +196,20 @@ def test_an_answer_that_nobody_waits_for_any_more_closes_its_connection(peers: K
     call.abandon()
     call.abandon()
     eventually(lambda: other.connections == 0)
-    assert peers.take(other.name, other.address) is None
+    assert peers.pool.take(other.address, other.name) is None
     answered = begin(peers, other)
     answered.answer(TIMEOUT_S)
     answered.abandon()
-    assert peers.take(other.name, other.address) is not None, "what was answered is kept"
+    assert peers.pool.take(other.address, other.name) is not None, "what was answered is kept"
 
 
-def test_a_datanode_that_knows_no_small_blocks_is_told_from_one_that_fails(
-    peers: KeptPeers, other: Other, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_datanode_of_an_earlier_version_is_told_from_one_that_fails(peers: KeptPeers, other: Other) -> None:
     version = kept(peers, other).version
-    monkeypatch.setattr("datanode_processors.wire.kept_peers.SMALL_BLOCKS_VERSION", version)
-    peers.connect(other.name, other.address).close()
-    monkeypatch.setattr("datanode_processors.wire.kept_peers.SMALL_BLOCKS_VERSION", version + 1)
-    with pytest.raises(BlockError, match=f"dn2 speaks version {version}: no small blocks") as caught:
-        begin(peers, other)
+    with closing(KeptPeers(own="dn1", cluster=CLUSTER, timeout_s=TIMEOUT_S, version=version)) as enough:
+        enough.connect(other.name, other.address).close()
+    with closing(KeptPeers(own="dn1", cluster=CLUSTER, timeout_s=TIMEOUT_S, version=version + 1)) as more:
+        with pytest.raises(BlockError, match=f"dn2 speaks version {version}, {version + 1} is needed") as caught:
+            begin(more, other)
+    peers.close()
     assert caught.value.code == codes.UNSUPPORTED_VERSION
     eventually(lambda: other.connections == 0)

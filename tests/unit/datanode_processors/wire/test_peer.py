@@ -224,7 +224,7 @@ def test_a_peer_that_goes_in_the_middle_of_an_answer_has_failed(played: Any) -> 
     with peer_of(one) as peer:
         error = refused(lambda: peer.request(CLOSE))
     assert (error.code, error.message) == (
-        codes.FAILED, f"datanode at {one.address}: the peer closed the connection",
+        codes.FAILED, f"datanode at {one.address}: it closed the connection",
     )  # fmt: skip
 
 

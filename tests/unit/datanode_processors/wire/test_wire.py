@@ -13,9 +13,6 @@ import pytest
 from datanode_processors.errors import BlockError
 from datanode_processors.wire import wire as module
 from datanode_processors.wire.wire import (
-    KEEPALIVE_IDLE_S,
-    KEEPALIVE_INTERVAL_S,
-    KEEPALIVE_PROBES,
     Room,
     Wire,
     WireClosed,
@@ -26,15 +23,17 @@ from datanode_processors.wire.wire import (
     read_record,
     read_request,
     refusal,
-    split_address,
     stream_error,
 )
 from schemas import stream_errors as codes
 from schemas.codecs.codec import encode
 from schemas.conversation.limits import UnreadableRecord, record_of
 from schemas.records.datanode import BlockWatched, StreamError, WriteBlocks
-from schemas.records.packets import PACKET_BYTES, BadFrame, Frame, FrameBuffer, Kind, encode_frame
+from schemas.records.framing import BadFrame
+from schemas.records.packets import PACKET_BYTES, Frame, FrameBuffer, Kind, encode_frame
 from tests.support.local.waiting import eventually
+from transport.datanodes.dialing import KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES, NO_DESCRIPTOR
+from transport.waiting.deadline import Deadline
 
 WAIT_S = 30.0
 SMALL = encode_frame(Kind.ACK, b"", sequence=1)
@@ -172,7 +171,7 @@ def test_the_room_of_a_large_frame_is_kept_for_the_next_one_and_given_back_after
     wire.wait_frame(WAIT_S)
     buffer, waits = wire._buffer._buffer, []
 
-    def ready(events: int, deadline: float) -> bool:
+    def ready(events: int, deadline: Deadline) -> bool:
         waits.append(room.taken_bytes)
         if len(waits) == 1:
             theirs.sendall(LARGE)
@@ -388,26 +387,12 @@ def test_options_of_a_connection(pairs: Callable[..., Pair]):
     assert KEEPALIVE_IDLE_S + KEEPALIVE_INTERVAL_S * KEEPALIVE_PROBES == 25
 
 
-@pytest.mark.parametrize("address", ["", "dn1", ":1", "dn1:", "dn1:x", "dn1:0", "dn1:65536", "dn1:-1", "dn1:1.5"])
-def test_what_is_no_address_is_refused(address: str):
-    with pytest.raises(BlockError, match="is no address host:port") as caught:
-        split_address(address)
-    assert caught.value.code == codes.INVALID_REQUEST
-
-
-@pytest.mark.parametrize(
-    ("address", "found"), [("dn1:1", ("dn1", 1)), ("dn1:65535", ("dn1", 65535)), ("::1:7", ("::1", 7))]
-)
-def test_an_address_is_a_host_and_a_port(address: str, found: tuple[str, int]):
-    assert split_address(address) == found
-
-
 def test_where_nobody_listens_is_no_connection():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         wire = connect(address, WAIT_S)
         wire.close()
-    with pytest.raises(WireClosed, match=f"no connection to {address}") as caught:
+    with pytest.raises(WireClosed, match=f"{address}: cannot connect") as caught:
         connect(address, WAIT_S)
     assert not caught.value.timed_out
     with pytest.raises(BlockError, match="is no address") as refused:
@@ -415,7 +400,7 @@ def test_where_nobody_listens_is_no_connection():
     assert refused.value.code == codes.INVALID_REQUEST
 
 
-@pytest.mark.parametrize("number", sorted(module.NO_DESCRIPTOR))
+@pytest.mark.parametrize("number", sorted(NO_DESCRIPTOR))
 def test_a_datanode_without_descriptors_does_not_blame_the_other_one(monkeypatch: pytest.MonkeyPatch, number: int):
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(number, "Too many open files")
@@ -429,7 +414,7 @@ def test_a_datanode_without_descriptors_does_not_blame_the_other_one(monkeypatch
         raise TimeoutError
 
     monkeypatch.setattr(socket, "create_connection", wait)
-    with pytest.raises(WireClosed, match=r"no connection to 127\.0\.0\.1:7 within 30 s") as late:
+    with pytest.raises(WireClosed, match=r"127\.0\.0\.1:7: cannot connect in 30 s") as late:
         connect("127.0.0.1:7", WAIT_S)
     assert late.value.timed_out
 

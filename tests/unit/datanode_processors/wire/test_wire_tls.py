@@ -9,7 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -18,12 +18,11 @@ from datanode_processors.errors import BlockError
 from datanode_processors.wire import wire_tls
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.core.permits import MAY, check_request
+from datanode_processors.wire.kept_peers import KeptPeers
 from datanode_processors.wire.peer import Peer
 from datanode_processors.wire.wire import WireClosed, connect, read_error, read_record
 from datanode_processors.wire.wire_tls import WireTls
-from om_processors.fleet.datanode_client import DatanodeFailed, ask
-from producers.blocks.datanode_connection import DatanodeConnection
-from producers.errors import DatanodeError
+from om_processors.fleet.datanode_client import ask
 from schemas import stream_errors
 from schemas.codecs.codec import encode
 from schemas.conversation.conversation import own_hello
@@ -53,7 +52,12 @@ from tests.support.datanodes.streams import (
     introduce,
     put_block,
 )
+from tests.support.local.forked import in_child
 from tests.support.security.certified import Certified
+from transport.datanodes.connection import DatanodeCaller, DatanodeConnection
+from transport.datanodes.core.failures import BROKEN, DatanodeFailed
+from transport.datanodes.dialing import dial
+from transport.waiting.deadline import Deadline
 
 DAY_S = 86_400
 
@@ -149,8 +153,8 @@ def test_the_clients_own_connection_speaks_it_too(site: Site):
     (node,) = site.start(1)
     data = os.urandom(300_000)
     write_block(node.address, site.routes(), data, tls=site.tls("somebody"))
-    tls = site.certified.tls("somebody", Role.CLIENT)
-    connection = DatanodeConnection(node.address, own_hello("client", CLUSTER), datanode="dn1", tls=tls)
+    caller = DatanodeCaller(own_hello("client", CLUSTER), site.certified.tls("somebody", Role.CLIENT))
+    connection = DatanodeConnection(node.address, caller, datanode="dn1")
     connection.send_request(read(len(data)))
     got = b""
     while len(got) < len(data):
@@ -158,8 +162,8 @@ def test_the_clients_own_connection_speaks_it_too(site: Site):
         got += bytes(event.payload)  # type: ignore[union-attr]
     assert got == data
     connection.close()
-    with pytest.raises(DatanodeError, match="is that of datanode dn1, not of datanode dn2"):
-        DatanodeConnection(node.address, own_hello("client", CLUSTER), datanode="dn2", tls=tls)
+    with pytest.raises(DatanodeFailed, match="is that of datanode dn1, not of datanode dn2"):
+        DatanodeConnection(node.address, caller, datanode="dn2")
 
 
 def test_a_plain_client_and_a_plain_server_are_refused(site: Site, tmp_path: Path):
@@ -170,9 +174,11 @@ def test_a_plain_client_and_a_plain_server_are_refused(site: Site, tmp_path: Pat
     site.nodes.append(plain)
     with pytest.raises(WireClosed, match="TLS: "):
         Client(plain.address, tls=site.tls("somebody"))
-    with pytest.raises(DatanodeError, match="SSL"):
-        DatanodeConnection(plain.address, own_hello("client", CLUSTER), tls=site.certified.tls("somebody", Role.CLIENT))
-    with pytest.raises(DatanodeFailed, match="SSL"):
+    with pytest.raises(DatanodeFailed, match="TLS: "):
+        DatanodeConnection(
+            plain.address, DatanodeCaller(own_hello("client", CLUSTER), site.certified.tls("c", Role.CLIENT))
+        )
+    with pytest.raises(DatanodeFailed, match="TLS: "):
         ask(plain.address, get_block(), own="om1", cluster=CLUSTER, tls=site.certified.tls("om1", Role.OM))
 
 
@@ -224,7 +230,7 @@ def test_a_server_that_is_no_datanode_or_another_host_is_refused(site: Site, tmp
     site.start(1)
     host, _, port = site.nodes[-1].address.partition(":")
     with socket.create_connection((host, int(port)), 5) as sock, pytest.raises(OSError, match="(?i)mismatch"):
-        site.tls("somebody").dial(sock, "elsewhere.example")
+        site.tls("somebody").client.wrap_socket(sock, server_hostname="elsewhere.example")
 
 
 def test_hello_has_the_certificates_name(site: Site):
@@ -401,18 +407,45 @@ def test_a_renewed_certificate_is_shown_to_the_next_connection(site: Site):
 def test_a_certificate_that_names_nobody_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch):
     (node,) = site.start(1)
     tls = site.tls("somebody")
-    host, _, port = node.address.partition(":")
 
     def nobody(_: object) -> PeerIdentity:
         raise WrongPeer("the certificate names nobody")
 
-    with socket.create_connection((host, int(port)), 5) as sock:
-        dialled = tls.dial(sock, host)
-        monkeypatch.setattr(wire_tls, "identity_of", nobody)
+    monkeypatch.setattr(wire_tls, "identity_of", nobody)
+    with dial(node.address, Deadline.after_s(5), tls.client) as dialled:
         with pytest.raises(BlockError, match="names nobody") as caught:
             wire_tls.identity_on(dialled)
         assert caught.value.code == stream_errors.PERMISSION_DENIED
-        assert wire_tls.identity_on(sock) is None, "nobody is known on a plain connection"
+    with dial(node.address, Deadline.after_s(5)) as plain:
+        assert wire_tls.identity_on(plain) is None, "nobody is known on a plain connection"
+
+
+def test_a_caller_refuses_a_datanode_whose_hello_is_not_that_of_its_certificate(site: Site, tmp_path: Path):
+    impostor = Datanode("dn2", tmp_path / "impostor", tls=site.tls("dn3", Role.DATANODE))
+    site.nodes.append(impostor)
+    named = "HELLO is of 'dn2', the certificate is that of datanode dn3"
+    with pytest.raises(BlockError, match=named) as caught:
+        Peer(impostor.address, own="dn1", cluster=CLUSTER, timeout_s=10, tls=site.tls("dn1", Role.DATANODE))
+    assert caught.value.code == stream_errors.PERMISSION_DENIED
+    with pytest.raises(DatanodeFailed, match=named) as failed:
+        ask(impostor.address, get_block(), own="om1", cluster=CLUSTER, tls=site.certified.tls("om1", Role.OM))
+    assert failed.value.status == stream_errors.PERMISSION_DENIED
+
+
+def test_a_process_that_closes_inherited_connections_leaves_those_of_the_first_one_usable(site: Site):
+    (node,) = site.start(1)
+    with closing(KeptPeers(own="dn2", cluster=CLUSTER, timeout_s=10, tls=site.tls("dn2", Role.DATANODE))) as peers:
+
+        def ask_once() -> None:
+            with pytest.raises(BlockError) as refused:
+                peers.begin("dn1", node.address, lambda peer: peer.begin(get_block())).answer()
+            assert refused.value.code not in BROKEN
+
+        ask_once()
+        (kept,) = peers.pool.connections()
+        assert in_child(lambda: peers.pool.take(node.address) is None and kept.fileno() < 0)
+        ask_once()
+        assert peers.pool.connections() == [kept]
 
 
 def test_a_child_with_another_ones_certificate_is_named(site: Site, tmp_path: Path):

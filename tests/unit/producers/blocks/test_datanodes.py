@@ -107,11 +107,10 @@ def test_who_lives_is_told_from_who_does_not(members, datanodes):
 
 def test_a_datanode_that_took_anothers_address_gets_none_of_its_connections(members, datanodes):
     (first, *_), _ = members
-    kept = datanodes.borrow(first)
-    datanodes.give_back(kept)
+    datanodes.kept.give_back(kept := datanodes.connect(first))
     stranger = Member(datanode="dn9", address=first.address, http_address="", rack="/r")
     with pytest.raises(DatanodeError, match="now the address of 'dn11', not of 'dn9'"):
-        datanodes.borrow(stranger)
+        datanodes.ask(stranger, WATCH, BlockWatched)
     assert kept.fileno() < 0
 
 

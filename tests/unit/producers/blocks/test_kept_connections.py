@@ -8,15 +8,16 @@ from crc32c import crc32c
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.server import StreamServer
-from producers.blocks.datanode_connection import MAX_PARTS, BlocksInParts, Buffer
-from producers.blocks.datanodes import MAX_IDLE
+from producers.blocks.datanodes import BlocksInParts
 from producers.errors import UNREACHABLE, DatanodeError
 from schemas import stream_errors
 from schemas.codecs.codec import encode
-from schemas.records.datanode import BlockWatched, Member, OpenBlocks, WatchBlock, WriteBlocks
+from schemas.records.datanode import BlocksWritten, BlockWatched, Member, OpenBlocks, WatchBlock, WriteBlocks
 from schemas.records.packets import CELL_BYTES
 from tests.support.local.waiting import eventually
 from tests.support.sdk.datanodes import CLUSTER
+from transport.datanodes.connection import MAX_PARTS, Buffer, DatanodeConnection
+from transport.datanodes.kept import MAX_KEPT_PER_ADDRESS
 
 WATCH = WatchBlock(partition=1, container_id=257, local_id=1, length=1, bcs_id=0, timeout_ms=0)
 
@@ -50,23 +51,31 @@ def come_back(node):
     )  # fmt: skip
 
 
+def keep(datanodes, member, count):
+    """Have so many connections made at once, and kept."""
+    made = [datanodes.connect(member) for _ in range(count)]
+    for connection in made:
+        datanodes.kept.give_back(connection)
+    return made
+
+
 def connections(node):
     return node.server.snapshot().connections
 
 
 def test_so_many_connections_are_kept_and_the_rest_is_closed(node, member, datanodes):
-    borrowed = [datanodes.borrow(member) for _ in range(MAX_IDLE + 2)]
-    eventually(lambda: connections(node) == MAX_IDLE + 2)
-    for connection in borrowed:
-        datanodes.give_back(connection)
-    eventually(lambda: connections(node) == MAX_IDLE)
-    assert [datanodes.borrow(member) in borrowed for _ in range(MAX_IDLE + 1)] == [True] * MAX_IDLE + [False]
+    made = keep(datanodes, member, MAX_KEPT_PER_ADDRESS + 2)
+    eventually(lambda: connections(node) == MAX_KEPT_PER_ADDRESS)
+    taken = [datanodes.kept.take(member.address, member.datanode) for _ in range(MAX_KEPT_PER_ADDRESS + 1)]
+    assert [connection in made for connection in taken] == [True] * MAX_KEPT_PER_ADDRESS + [False]
+    for connection in taken[:-1]:
+        connection.close()
 
 
 def test_a_connection_that_comes_back_after_the_end_is_closed(node, member, datanodes):
-    borrowed = datanodes.borrow(member)
+    taken = datanodes.connect(member)
     datanodes.close()
-    datanodes.give_back(borrowed)
+    datanodes.kept.give_back(taken)
     eventually(lambda: connections(node) == 0)
 
 
@@ -87,9 +96,7 @@ def test_a_refusal_leaves_the_connection_for_the_next_request(node, member, data
 
 
 def test_a_kept_connection_that_has_ended_costs_no_request(node, member, datanodes):
-    kept = [datanodes.borrow(member) for _ in range(2)]
-    for connection in kept:
-        datanodes.give_back(connection)
+    keep(datanodes, member, 2)
     datanodes.ask(member, WATCH, BlockWatched)
     come_back(node)
     for _ in range(2):
@@ -140,7 +147,7 @@ def test_more_parts_than_one_call_takes_arrive_in_order(world, member, datanodes
     connection._socket.close()
     connection._socket, other = socket.socketpair()
     request = BlocksInParts(b"opening", data)
-    connection.send_blocks(request)
+    connection.send_encoded(request.payload())
     connection.close()
     payload = b"".join(request.payload())
     assert other.makefile("rb").read() == payload
@@ -148,60 +155,54 @@ def test_more_parts_than_one_call_takes_arrive_in_order(world, member, datanodes
     other.close()
 
 
+@pytest.fixture
+def exchanged(monkeypatch):
+    """Return a list of the connections over which small blocks were sent, and a dict of what each then raises."""
+    sent: list[DatanodeConnection] = []
+    fails: dict[object, str] = {}
+
+    def send(connection, parts, **_):
+        sent.append(connection)
+        if status := fails.get(connection) or fails.get(""):
+            raise DatanodeError(status, "no")
+
+    answer = BlocksWritten(datanode="dn11", leader="", outcomes=[], watched=[])
+    monkeypatch.setattr(DatanodeConnection, "send_encoded", send)
+    monkeypatch.setattr(DatanodeConnection, "receive_patiently", lambda *_, **__: answer)
+    monkeypatch.setattr(DatanodeConnection, "answered", lambda _, event: event)
+    return sent, fails, answer
+
+
 def test_small_blocks_that_meet_a_kept_connection_that_has_ended_are_sent_once_more(
-    world, node, member, datanodes, monkeypatch
+    world, member, datanodes, exchanged
 ):
-    kept = [datanodes.borrow(member) for _ in range(2)]
-    for connection in kept:
-        connection.used = True
-        datanodes.give_back(connection)
-    exchanged = []
-
-    def exchange(connection, request):
-        exchanged.append(connection)
-        if connection in kept:
-            raise DatanodeError(UNREACHABLE, "closed")
-        return request
-
-    monkeypatch.setattr(datanodes, "_exchange", exchange)
-    request = small_blocks(world)
-    assert datanodes.ask_small(member, request) is request
-    assert len(exchanged) == 2, "once on a kept one, then on a new one, though another is kept"
-    assert exchanged[1] not in kept
+    sent, fails, answer = exchanged
+    kept = keep(datanodes, member, 2)
+    fails |= dict.fromkeys(kept, UNREACHABLE)
+    assert datanodes.ask_small(member, small_blocks(world)) is answer
+    assert len(sent) == 2, "once on a kept one, then on a new one, though another is kept"
+    assert sent[1] not in kept
     assert all(connection.fileno() < 0 for connection in kept), "the others are as old"
 
 
 @pytest.mark.parametrize(
     ("status", "times"), [(UNREACHABLE, 2), (stream_errors.STOPPING, 2), (stream_errors.TIMED_OUT, 1)]
 )
-def test_small_blocks_are_sent_twice_at_most(world, member, datanodes, monkeypatch, status, times):
-    exchanged = []
-
-    def exchange(connection, request):
-        exchanged.append(connection)
-        connection.used = True
-        raise DatanodeError(status, "no")
-
-    monkeypatch.setattr(datanodes, "_exchange", exchange)
-    first = datanodes.borrow(member)
-    first.used = True
-    datanodes.give_back(first)
+def test_small_blocks_are_sent_twice_at_most(world, member, datanodes, exchanged, status, times):
+    sent, fails, _ = exchanged
+    fails[""] = status
+    keep(datanodes, member, 1)
     with pytest.raises(DatanodeError, match="no"):
         datanodes.ask_small(member, small_blocks(world))
-    assert len(exchanged) == times
-    assert all(connection.fileno() < 0 for connection in exchanged), "a connection that failed is not kept"
+    assert len(sent) == times
+    assert all(connection.fileno() < 0 for connection in sent), "a connection that failed is not kept"
 
 
-def test_a_new_connection_that_fails_is_not_tried_again(world, member, datanodes, monkeypatch):
-    exchanged = []
-
-    def exchange(connection, request):
-        exchanged.append(connection)
-        raise DatanodeError(UNREACHABLE, "no")
-
-    monkeypatch.setattr(datanodes, "_exchange", exchange)
+def test_a_new_connection_that_fails_is_not_tried_again(world, member, datanodes, exchanged):
+    sent, fails, _ = exchanged
+    fails[""] = UNREACHABLE
     with pytest.raises(DatanodeError, match="no"):
         datanodes.ask_small(member, small_blocks(world))
-    assert len(exchanged) == 1
+    assert len(sent) == 1
     with datanodes.turn():
         pass  # and its turn is over

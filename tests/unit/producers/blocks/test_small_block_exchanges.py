@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from producers.blocks.datanode_connection import BlocksInParts
 from producers.blocks.datanode_directory import PipelineView
+from producers.blocks.datanodes import BlocksInParts
 from producers.blocks.silent_members import SilentMembers
 from producers.blocks.small_blocks import SmallBlocks
 from producers.blocks.stream_options import StreamOptions

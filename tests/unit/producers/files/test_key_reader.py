@@ -54,7 +54,7 @@ def asked(world: World, name: str = "dn11") -> list[tuple[int, int]]:
 
 def kept(world: World) -> list[Any]:
     """Return the connections that wait for the next request."""
-    return [one for idle in world.client.streams.datanodes._idle.values() for one in idle]
+    return world.client.streams.datanodes.kept.connections()
 
 
 def read(reader: KeyReader, offset: int, length: int) -> bytes:
@@ -118,7 +118,8 @@ def test_bytes_that_are_there_are_not_asked_for_again(make: Make) -> None:
 
 def test_a_connection_is_kept_when_its_answer_was_read_or_little_of_it_is_left(make: Make) -> None:
     world = make(replicas=1)
-    world.client.streams.datanodes._idle.clear()
+    for connection in kept(world):
+        world.client.streams.datanodes.kept.drop(connection.address)
     reader = reader_of(world)
     read(reader, 0, 4 * CELL_BYTES)
     (first,) = kept(world)

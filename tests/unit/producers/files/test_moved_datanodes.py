@@ -12,11 +12,10 @@ import pytest
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.server import StreamServer
 from producers import waiting
-from producers.blocks import datanode_connection, datanode_directory
+from producers.blocks import datanode_directory
 from producers.blocks.block_commit import BlockCommitter
 from producers.blocks.block_writer import BlockWriter
-from producers.blocks.datanode_connection import DatanodeConnection
-from producers.blocks.datanodes import Datanodes
+from producers.blocks.datanodes import WORDS, Datanodes
 from producers.errors import UNREACHABLE, DatanodeError, StratologError
 from producers.files.key_reader import KeyReader
 from producers.waiting import WORD_AFTER_MS
@@ -26,6 +25,8 @@ from schemas.records.packets import MAX_HELLO_BYTES, MIN_VERSION, VERSION, Kind,
 from schemas.stream_errors import BAD_FRAME, TIMED_OUT
 from tests.support.sdk.datanodes import CLUSTER, KIB
 from tests.support.sdk.written import some_bytes
+from transport.datanodes import connection as connection_module
+from transport.datanodes.connection import DatanodeCaller, DatanodeConnection
 
 
 def move(node, *, cluster=CLUSTER):
@@ -188,14 +189,15 @@ def test_without_an_answer_of_the_object_manager_the_error_names_the_datanode(ma
         move(node)
     world.om.respond = lambda _target: (503, b'{"error": "NO_LEADER", "message": "nobody leads"}')
     reader = KeyReader(world.client.streams, world.key().blocks)
-    with closing(reader), pytest.raises(DatanodeError, match=r"dn1\d: HELLO: cannot connect to 127"):
+    with closing(reader), pytest.raises(DatanodeError, match=r"dn1\d: HELLO: 127.0.0.1:\d+: cannot connect"):
         reader.next_bytes(0, 10)
 
 
 def test_a_wait_is_not_without_a_word(make, caplog, monkeypatch):
     assert WORD_AFTER_MS <= 2_000
-    for module in (datanode_connection, waiting):
-        monkeypatch.setattr(module, "WORD_AFTER_MS", 100)
+    assert connection_module.SLOW_HELLO_MS <= 2_000
+    monkeypatch.setattr(connection_module, "SLOW_HELLO_MS", 100)
+    monkeypatch.setattr(waiting, "WORD_AFTER_MS", 100)
     world = make()
     world.client.streams._datanodes = Datanodes(cluster=CLUSTER, connect_timeout_ms=200)
     world.put(b"x" * 1000)
@@ -252,7 +254,9 @@ def test_a_frame_that_trickles_is_not_waited_for_for_ever():
         greeting = Hello(
             peer="client", cluster=CLUSTER, min_version=MIN_VERSION, max_version=VERSION, max_payload_bytes=1
         )
-        connection = DatanodeConnection(address, greeting, datanode="dn1", silence_ms=silence_ms)
+        connection = DatanodeConnection(
+            address, DatanodeCaller(greeting, words=WORDS), datanode="dn1", silence_ms=silence_ms
+        )
         with closing(connection), pytest.raises(DatanodeError, match="does not send a whole frame in time") as caught:
             connection.receive(silence_ms)
         assert caught.value.status == TIMED_OUT

@@ -104,8 +104,7 @@ def test_who_takes_connections_and_says_nothing_is_left_and_asked_last_by_the_ne
     node.stop()
     # The kernel takes connections, as for a process that hangs.
     with closing(socket.create_server(("127.0.0.1", int(node.address.rpartition(":")[2])))):
-        read(reader_of(world))  # the kept connection has the last words of the former process
-        first = reader_of(world)
+        first = reader_of(world)  # the kept connection has the last words of the former process
         assert read(first) == DATA
         assert first.failovers == 1
         assert remembered(world) == {"dn11"}

@@ -143,9 +143,8 @@ def test_a_datanode_that_came_back_is_written_to_again(make: Make) -> None:
     world = make(limits=WireLimits(stop_grace_s=0.0, linger_s=0.2))
     world.put(b"one", "/v/b/one")
     before = counts(world)
-    for connections in world.client.streams.datanodes._idle.values():
-        for connection in connections:
-            connection.interrupt()
+    for connection in world.client.streams.datanodes.kept.connections():
+        connection.interrupt()
     world.put(b"two", "/v/b/two")
     assert counts(world)[0] == before[0] + 1
     assert world.get("/v/b/two") == b"two"

@@ -10,22 +10,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from producers.blocks import datanode_connection
-from producers.blocks.datanode_connection import (
-    SOCKET_BUFFER_BYTES,
-    DatanodeConnection,
-    _after,
-    _host_and_port,
-    readable,
-)
-from producers.errors import UNREACHABLE, DatanodeError
 from schemas import stream_errors
 from schemas.codecs.codec import encode
 from schemas.conversation.conversation import own_hello
 from schemas.records.datanode import BlockWatched, ReadBlock, StreamError, WatchBlock
 from schemas.records.packets import Kind, encode_frame
+from schemas.security.tls_socket import left_after
 from tests.support.local.waiting import eventually
-from tests.support.sdk.datanode_peer import HELLO, OWN, WAIT_S, said
+from tests.support.sdk.datanode_peer import CALLER, HELLO, OWN, WAIT_S, said
+from transport.datanodes import connection as module
+from transport.datanodes.connection import SOCKET_BUFFER_BYTES, Buffer, DatanodeConnection, readable
+from transport.datanodes.core.failures import UNREACHABLE, ConnectionFault, DatanodeFailed
+from transport.datanodes.dialing import NoConnection, split_address
+from transport.waiting.deadline import Deadline
 
 WATCH = WatchBlock(partition=1, container_id=257, local_id=1, length=1, bcs_id=0, timeout_ms=0)
 WATCHED = BlockWatched(datanode="dn1", bcs_id=3, length=1, satisfied=True)
@@ -37,8 +34,8 @@ TIMEVAL = Struct("ll")
 @pytest.fixture
 def probes(monkeypatch):
     """Have the silence after which a datanode is asked whether it lives be milliseconds."""
-    monkeypatch.setattr(datanode_connection, "PROBE_AFTER_MS", 20)
-    monkeypatch.setattr(datanode_connection, "PROBE_TIMEOUT_MS", 10)
+    monkeypatch.setattr(module, "PROBE_AFTER_MS", 20)
+    monkeypatch.setattr(module, "PROBE_TIMEOUT_MS", 10)
 
 
 def refused(error=STOPS):
@@ -50,16 +47,26 @@ def refused(error=STOPS):
 
 @pytest.mark.parametrize("address", ["nowhere", ":1", "127.0.0.1:x", "127.0.0.1:", "127.0.0.1:1"])
 def test_a_datanode_that_cannot_be_reached_is_named_with_its_address(address):
-    with pytest.raises(DatanodeError, match="cannot connect to") as caught:
-        DatanodeConnection(address, OWN, datanode="dn1")
+    with pytest.raises(DatanodeFailed, match="cannot connect|is no address host:port") as caught:
+        DatanodeConnection(address, CALLER, datanode="dn1")
     error = caught.value
     assert (error.status, error.datanode, error.doing) == (UNREACHABLE, "dn1", "HELLO")
     assert address in str(error)
 
 
-def test_the_host_of_an_address_may_be_one_of_ipv6():
-    assert _host_and_port("[::1]:99") == ("::1", 99)
-    assert _host_and_port("dn1.example:99") == ("dn1.example", 99)
+@pytest.mark.parametrize("address", ["", "dn1", ":1", "dn1:", "dn1:x", "dn1:0", "dn1:65536", "dn1:-1", "dn1:1.5"])
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(NoConnection, match="is no address host:port") as caught:
+        split_address(address)
+    assert caught.value.fault is ConnectionFault.NO_ADDRESS
+
+
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [("dn1:1", ("dn1", 1)), ("dn1:65535", ("dn1", 65535)), ("::1:7", ("::1", 7)), ("[::1]:7", ("::1", 7))],
+)
+def test_an_address_is_a_host_and_a_port(address, found):
+    assert split_address(address) == found
 
 
 @pytest.mark.parametrize(
@@ -77,8 +84,8 @@ def test_the_host_of_an_address_may_be_one_of_ipv6():
 )
 def test_a_peer_that_does_not_greet_as_it_should_is_left_and_the_reason_is_told(listens, greets, status):
     peer = listens(greets)
-    with pytest.raises(DatanodeError) as caught:
-        DatanodeConnection(peer.address, OWN, datanode="dn1")
+    with pytest.raises(DatanodeFailed) as caught:
+        DatanodeConnection(peer.address, CALLER, datanode="dn1")
     assert caught.value.status == status
     assert peer.came.wait(WAIT_S)
     # ``caught`` keeps the half-made connection: the socket was closed, not collected.
@@ -87,7 +94,7 @@ def test_a_peer_that_does_not_greet_as_it_should_is_left_and_the_reason_is_told(
 
 def test_whoever_answers_is_known_by_the_name_in_its_hello(listens):
     peer = listens()
-    connection = DatanodeConnection(peer.address, OWN)
+    connection = DatanodeConnection(peer.address, CALLER)
     assert (connection.datanode, connection.address) == ("dn1", peer.address)
     connection.close()
 
@@ -96,17 +103,17 @@ def test_the_kernel_holds_no_more_for_a_slow_datanode_than_the_limit_says(listen
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
         limit = other.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-    connection = DatanodeConnection(listens().address, OWN)
+    connection = DatanodeConnection(listens().address, CALLER)
     assert connection._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == limit
     connection.close()
 
 
 @pytest.mark.parametrize("limits", [{"connect_timeout_ms": 50}, {"hello_timeout_ms": 50}])
-def test_a_datanode_that_says_no_hello_has_timed_out_at_the_shorter_of_the_limits(listens, limits):
+def test_a_datanode_that_says_no_hello_has_timed_out(listens, limits):
     peer = listens(b"")
     began_s = time.monotonic()
-    with pytest.raises(DatanodeError, match="is silent") as caught:
-        DatanodeConnection(peer.address, OWN, **({"connect_timeout_ms": 60_000, "hello_timeout_ms": 60_000} | limits))
+    with pytest.raises(DatanodeFailed, match="is silent") as caught:
+        DatanodeConnection(peer.address, CALLER, **({"connect_timeout_ms": 60_000} | limits))
     assert caught.value.status == stream_errors.TIMED_OUT
     assert time.monotonic() - began_s < 60
 
@@ -115,18 +122,16 @@ def test_a_datanode_that_says_no_hello_has_timed_out_at_the_shorter_of_the_limit
 def test_a_wait_for_a_hello_is_spoken_of_after_a_while(listens, monkeypatch, at_once):
     words = []
 
-    def warning(text, *given):
-        words.append(text % given)
+    def slow(datanode, address):
+        words.append((datanode, address))
         assert peer.came.wait(WAIT_S)
         peer.say(said(HELLO))
 
-    monkeypatch.setattr(datanode_connection, "logger", SimpleNamespace(warning=warning))
-    monkeypatch.setattr(datanode_connection, "WORD_AFTER_MS", 5_000 if at_once else 20)
+    monkeypatch.setattr(module, "SLOW_HELLO_MS", 5_000 if at_once else 20)
     peer = listens(said(HELLO) if at_once else b"")
-    DatanodeConnection(peer.address, OWN, datanode="dn1", connect_timeout_ms=10_000).close()
-    assert words == (
-        [] if at_once else [f"dn1 at {peer.address} takes connections and says no HELLO; it is waited for"]
-    )
+    caller = replace(CALLER, on_slow_hello=slow)
+    DatanodeConnection(peer.address, caller, datanode="dn1", connect_timeout_ms=10_000).close()
+    assert words == ([] if at_once else [("dn1", peer.address)])
 
 
 # -- sending
@@ -178,7 +183,7 @@ def test_a_datanode_that_takes_no_bytes_is_asked_whether_it_lives_and_given_up(t
     connection.is_alive = is_alive
     filling = [bytes(1_000_000)]
     fill(connection._socket)
-    with pytest.raises(DatanodeError, match="takes no bytes") as caught:
+    with pytest.raises(DatanodeFailed, match="takes no bytes") as caught:
         connection.send_parts(filling)
     assert caught.value.status == stream_errors.TIMED_OUT
     # On a busy machine one question more may have its turn before the time is over.
@@ -187,8 +192,8 @@ def test_a_datanode_that_takes_no_bytes_is_asked_whether_it_lives_and_given_up(t
 
 @pytest.mark.parametrize("sent", range(7))
 def test_what_is_left_of_a_frame_begins_where_the_last_send_ended(sent):
-    parts: list[bytes | bytearray | memoryview] = [b"abc", b"", memoryview(b"de"), bytearray(b"f")]
-    left = _after(parts, sent)
+    parts: list[Buffer] = [b"abc", b"", memoryview(b"de"), bytearray(b"f")]
+    left = left_after(parts, sent)
     assert b"".join(left) == b"abcdef"[sent:]
 
 
@@ -202,7 +207,7 @@ def failing(talks, *last):
         for _ in range(1000):  # the first bytes are still taken
             connection.send_parts([bytes(100_000)])
 
-    with pytest.raises(DatanodeError) as caught:
+    with pytest.raises(DatanodeFailed) as caught:
         send()
     return caught.value
 
@@ -222,13 +227,13 @@ def test_a_datanode_that_goes_has_the_last_word(talks):
 
 def test_a_request_is_answered_and_the_connection_is_idle_again(talks):
     connection, peer = talks()
-    assert (connection.is_idle, connection.used) == (True, False)
+    assert connection.is_idle
     connection.send_request(WATCH)
     assert not connection.is_idle
     assert connection.receive_now() is None
     peer.say(ANSWER)
-    assert connection.answer(connection.receive(10_000)) == WATCHED
-    assert (connection.is_idle, connection.used) == (True, True)
+    assert connection.answered(connection.receive(10_000)) == WATCHED
+    assert connection.is_idle
 
 
 def test_a_connection_with_bytes_that_nobody_asked_for_is_not_idle(talks):
@@ -247,7 +252,7 @@ def test_an_answer_that_has_come_is_taken_without_a_wait(talks):
     assert connection.receive_now() is None, "it is not whole"
     peer.say(ANSWER[9:])
     eventually(lambda: readable([connection], 0))
-    assert connection.answer(connection.receive_now()) == WATCHED
+    assert connection.answered(connection.receive_now()) == WATCHED
 
 
 def test_a_refusal_says_all_that_the_datanode_said(talks):
@@ -256,12 +261,11 @@ def test_a_refusal_says_all_that_the_datanode_said(talks):
     for named in ("", "dn3"):
         connection.send_request(WATCH)
         peer.say(refused(replace(STOPS, datanode=named)))
-        with pytest.raises(DatanodeError, match="as if") as caught:
+        with pytest.raises(DatanodeFailed, match="as if") as caught:
             connection.receive(10_000)
         error = caught.value
         assert (error.status, error.datanode, error.doing) == (stream_errors.STOPPING, named or "dn1", "WatchBlock")
         assert (error.offset, error.hint) == (7, "dn2")
-    assert connection.used, "it was answered"
     assert connection.is_idle
 
 
@@ -272,10 +276,9 @@ def test_cells_are_no_answer_to_who_asked_for_a_record(talks):
     )  # fmt: skip
     connection.send_request(request)
     peer.say(encode_frame(Kind.DATA, b"x"))
-    with pytest.raises(DatanodeError, match="DATA is no answer to that") as caught:
-        connection.answer(connection.receive(10_000))
+    with pytest.raises(DatanodeFailed, match="DATA is no answer to that") as caught:
+        connection.answered(connection.receive(10_000))
     assert caught.value.status == stream_errors.BAD_FRAME
-    assert not connection.used
 
 
 @pytest.mark.parametrize(
@@ -289,7 +292,7 @@ def test_bytes_that_are_no_answer_are_a_bad_frame_and_end_the_connection_if_noth
     connection, peer = talks()
     connection.send_request(WATCH)
     peer.say(bytes_said)
-    with pytest.raises(DatanodeError, match=peer.address) as caught:
+    with pytest.raises(DatanodeFailed, match=peer.address) as caught:
         connection.receive(10_000)
     assert caught.value.status == stream_errors.BAD_FRAME
     assert (connection.fileno() >= 0) is stays_open
@@ -298,7 +301,7 @@ def test_bytes_that_are_no_answer_are_a_bad_frame_and_end_the_connection_if_noth
 def test_a_datanode_that_closes_says_nothing_more(talks):
     connection, peer = talks()
     peer.socket.close()
-    with pytest.raises(DatanodeError, match="closed the connection") as caught:
+    with pytest.raises(DatanodeFailed, match="closed the connection") as caught:
         connection.receive(10_000)
     assert caught.value.status == UNREACHABLE
 
@@ -317,7 +320,7 @@ def test_a_frame_that_comes_byte_by_byte_has_a_limit_too(talks):
     trickling = threading.Thread(target=trickle, daemon=True)
     trickling.start()
     try:
-        with pytest.raises(DatanodeError, match="does not send a whole frame in time") as caught:
+        with pytest.raises(DatanodeFailed, match="does not send a whole frame in time") as caught:
             connection.receive(100)
     finally:
         over.set()
@@ -329,9 +332,16 @@ def test_a_whole_frame_has_twice_the_time_of_its_next_byte(talks, monkeypatch):
     connection, peer = talks()
     connection.send_request(WATCH)
     peer.say(encode_frame(Kind.REPLY, bytes(60_000))[:100])
-    clock = iter([1000.0, 1000.2, 1000.201])  # the wait begins; two looks
-    monkeypatch.setattr(datanode_connection, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    with pytest.raises(DatanodeError, match="does not send a whole frame in time"):
+    clock = iter([1000.0, 1000.199, 1000.2])  # the frame begins; two looks
+
+    def now():
+        peer.say(b"\0")  # the next byte is always in time
+        return next(clock)
+
+    monkeypatch.setattr(
+        module, "Deadline", SimpleNamespace(after_ms=lambda timeout_ms: Deadline.after_ms(timeout_ms, now))
+    )
+    with pytest.raises(DatanodeFailed, match="does not send a whole frame in time"):
         connection.receive(100)
 
 
@@ -342,7 +352,7 @@ def test_the_kernel_is_told_each_limit_in_seconds_and_microseconds(talks):
         return TIMEVAL.unpack(connection._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, TIMEVAL.size))
 
     for timeout_ms, expected_ms in ((1_504, 1_504), (3_000, 3_000), (0, 1)):
-        connection._limit_receiving(timeout_ms)
+        connection._limit(socket.SO_RCVTIMEO, timeout_ms)
         seconds, microseconds = limit()
         # The kernel counts in ticks of up to 10 ms.
         assert expected_ms <= seconds * 1000 + microseconds / 1000 <= expected_ms + 10
@@ -365,8 +375,8 @@ def patiently(talks, alive, answers_after, timeout_ms=100_000):
 
     connection.is_alive = is_alive
     try:
-        return connection.answer(connection.receive_patiently(timeout_ms)), len(asked)
-    except DatanodeError as error:
+        return connection.answered(connection.receive_patiently(timeout_ms)), len(asked)
+    except DatanodeFailed as error:
         return error.status, len(asked)
 
 
@@ -386,7 +396,7 @@ def test_a_datanode_that_is_gone_is_not_asked_whether_it_lives(talks, probes):
     connection, peer = talks()
     connection.is_alive = lambda: pytest.fail("it is gone")
     peer.socket.close()
-    with pytest.raises(DatanodeError, match="closed the connection"):
+    with pytest.raises(DatanodeFailed, match="closed the connection"):
         connection.receive_patiently(10_000)
 
 
@@ -396,8 +406,8 @@ def test_what_came_with_an_earlier_answer_is_no_reason_to_wait(talks, probes):
     connection.send_request(WATCH)
     peer.say(ANSWER * 2)
     connection.is_alive = lambda: pytest.fail("it has answered")
-    assert connection.answer(connection.receive_patiently(10_000)) == WATCHED
-    assert connection.answer(connection.receive_patiently(10_000)) == WATCHED
+    assert connection.answered(connection.receive_patiently(10_000)) == WATCHED
+    assert connection.answered(connection.receive_patiently(10_000)) == WATCHED
 
 
 # -- several, and other threads
@@ -417,7 +427,7 @@ def test_another_thread_ends_a_wait(talks):
     def wait():
         try:
             connection.receive(60_000)
-        except DatanodeError as error:
+        except DatanodeFailed as error:
             ended.append(error.status)
 
     waiting = threading.Thread(target=wait, daemon=True)
@@ -427,3 +437,65 @@ def test_another_thread_ends_a_wait(talks):
     assert ended == [UNREACHABLE]
     connection.close()
     connection.interrupt()  # when it is closed already, nothing happens
+
+
+# -- by a deadline
+
+
+def test_what_has_come_is_taken_though_the_deadline_has_passed(talks):
+    connection, peer = talks()
+    connection.send_request(WATCH)
+    peer.say(ANSWER)
+    eventually(lambda: readable([connection], 0))
+    assert connection.answered(connection.receive_by(Deadline.after_s(0))) == WATCHED
+
+
+def test_half_a_frame_at_the_deadline_is_too_late(talks):
+    connection, peer = talks()
+    connection.send_request(WATCH)
+    peer.say(ANSWER[:9])
+    eventually(lambda: readable([connection], 0))
+    with pytest.raises(DatanodeFailed, match="does not send a whole frame in time") as caught:
+        connection.receive_by(Deadline.after_s(0))
+    assert caught.value.status == stream_errors.TIMED_OUT
+
+
+def test_who_trickles_has_no_more_time_than_the_deadline(talks):
+    connection, peer = talks()
+    connection.send_request(WATCH)
+    over = threading.Event()
+
+    def trickle():
+        for byte in encode_frame(Kind.REPLY, bytes(60_000)):
+            if over.wait(0.002):
+                return
+            peer.say(bytes([byte]))
+
+    trickling = threading.Thread(target=trickle, daemon=True)
+    trickling.start()
+    try:
+        with pytest.raises(DatanodeFailed) as caught:
+            connection.receive_by(Deadline.after_s(0.1))
+    finally:
+        over.set()
+        trickling.join(WAIT_S)
+    assert caught.value.status == stream_errors.TIMED_OUT
+
+
+def test_who_waits_for_a_hello_can_be_interrupted(listens):
+    peer = listens(b"")
+    with pytest.raises(DatanodeFailed) as caught:
+        DatanodeConnection(peer.address, CALLER, connected=lambda connection: connection.interrupt())
+    assert caught.value.status == UNREACHABLE
+
+
+def test_a_request_on_a_conversation_that_has_failed_is_an_error_of_the_datanode(talks):
+    connection, peer = talks()
+    connection.send_request(WATCH)
+    peer.say(b"\xff" * 100)
+    for ask in (lambda: connection.receive(10_000), lambda: connection.send_request(WATCH)):
+        with pytest.raises(DatanodeFailed, match=peer.address) as caught:
+            ask()
+        assert caught.value.status == stream_errors.BAD_FRAME
+    with pytest.raises(DatanodeFailed, match=peer.address):
+        connection.send_encoded([b"x"])

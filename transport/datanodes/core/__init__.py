@@ -1,0 +1,1 @@
+"""What a connection to a datanode reports, and in whose words."""
