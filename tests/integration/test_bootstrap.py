@@ -11,6 +11,8 @@ from confluent_kafka import TopicPartition
 
 from schemas.topics import OM_LOG
 from stratolog.cluster.installs import installing
+from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.own_stack import trim_log
 from tests.support.faults.stack_faults import (
     Load,
     assert_journal_holds,
@@ -33,20 +35,8 @@ def stack(make_kafka: Callable[..., LocalKafka], tmp_path_factory: pytest.TempPa
 
 
 def trim(stack: TestStack, *, paused: str = "") -> int:
-    """Delete all records before the leader's position, as an operator may; return the log's first offset.
-
-    An operator leaves the records that a running node still needs, and may forget one that is ``paused``. A follower
-    reads up to 50 ms behind its leader.
-    """
-    first = int(stack.shard(stack.wait_leader(0), 0)["applied_offset"])
-    stack.wait(
-        "every running node has read that far",
-        lambda: all(stack.shard(name, 0).get("applied_offset", -1) >= first for name in stack.nodes if name != paused),
-    )
-    place = TopicPartition(OM_LOG, 0, first)
-    deleted = stack.kafka.admin.delete_records([place])[place].result()
-    assert deleted.low_watermark == first
-    return first
+    """Trim the log as an operator may, who forgets a node that is ``paused``; return its first offset."""
+    return trim_log(Cluster(settings=stack.settings), [name for name in stack.nodes if name != paused])
 
 
 def digests(stack: TestStack) -> set[Any]:

@@ -60,6 +60,10 @@ class Cluster:
             raise CouldNotRun(f"the stack in {self.settings.data_dir} has no {kind} {name}")
         return found
 
+    def running(self) -> list[str]:
+        """Return the names of the nodes whose processes run."""
+        return [member.name for member in self.members().of(NODE) if member.process.is_running()]
+
     def has_audit(self) -> bool:
         """Whether the stack's Spark audit runs."""
         return any(member.kind == AUDIT and member.process.is_running() for member in self.members().members)
@@ -137,8 +141,12 @@ class Cluster:
         """Wait until a node has read as far as the shard's leader had when this was called; return that offset."""
         leader = self.wait_leader(shard)
         goal = int(self.wait(f"an answer from {leader}", lambda: self.view(leader, shard))["applied_offset"])
-        self.wait(f"{name} at offset {goal}", lambda: self.view(name, shard).get("applied_offset", -1) >= goal)
+        self.wait_applied(name, shard, goal)
         return goal
+
+    def wait_applied(self, name: str, shard: int, offset: int) -> None:
+        """Wait until a node has applied the shard's log as far as ``offset``."""
+        self.wait(f"{name} at offset {offset}", lambda: self.view(name, shard).get("applied_offset", -1) >= offset)
 
     # -- faults, and their end -----------------------------------------------------------------------------------------
 

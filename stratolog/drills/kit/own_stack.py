@@ -6,7 +6,7 @@ It lies in a directory below the running stack's, uses free ports, and is stoppe
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -71,10 +71,17 @@ def lose_disk(cluster: Cluster, name: str) -> None:
     shutil.rmtree(cluster.settings.node_folder(name))
 
 
-def trim_log(cluster: Cluster) -> int:
-    """Delete the log's records before the leader's position; return the log's first offset. Raises StepFailed."""
-    leader = cluster.wait_leader(SHARD)
-    place = TopicPartition(OM_LOG, SHARD, int(cluster.view(leader, SHARD)["applied_offset"]))
+def trim_log(cluster: Cluster, readers: Sequence[str] | None = None) -> int:
+    """Delete the log's records before the leader's position, as an operator may; return the log's first offset.
+
+    An operator leaves the records that a running node still needs: a follower reads up to 50 ms behind its leader, and
+    one that finds the log trimmed below it ends. ``readers`` are the nodes that must have read that far first (None:
+    all that run). Raises StepFailed.
+    """
+    first = int(cluster.view(cluster.wait_leader(SHARD), SHARD)["applied_offset"])
+    for name in cluster.running() if readers is None else readers:
+        cluster.wait_applied(name, SHARD, first)
+    place = TopicPartition(OM_LOG, SHARD, first)
     admin = AdminClient(client_settings(cluster.settings.connection, {"log_level": 0}))
     try:
         deleted = admin.delete_records([place], request_timeout=ANSWER_S)[place].result()
