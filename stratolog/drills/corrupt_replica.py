@@ -112,7 +112,7 @@ def _write_keys(client: Client, cluster: Cluster, shard: int, volume: str) -> Ro
     client.create_volume(volume)
     client.create_bucket(volume, BUCKET)
     for number in range(KEYS):
-        put_key(client, volume, f"key-{number}", 1 + number)
+        put_key(client, volume, BUCKET, f"key-{number}", 1 + number)
     for name in cluster.names:
         cluster.wait_caught_up(name, shard)
     return Row(cf=KEY_TABLE, key=f"/{volume}/{BUCKET}/key-{KEYS // 2}".encode())

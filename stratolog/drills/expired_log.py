@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from stratolog.cluster.installs import install_words
-from stratolog.drills.core import install_findings, write_findings
+from stratolog.drills.core import install_findings
 from stratolog.drills.kill_follower import follower_of
 from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.core import write_findings
 from stratolog.drills.kit.load import Load, listed, own_load
 from stratolog.drills.kit.own_stack import SHARD, own_stack, scan_all, trim_log
 from stratolog.drills.kit.session import Session
@@ -36,8 +37,7 @@ def run(session: Session, cluster: Cluster) -> None:
                 listings = {name: listed(own, name, load.volume) for name in own.names}
             session.find(
                 install_findings.scans_equal(scans),
-                write_findings.nothing_lost(load.journal, listings),
-                write_findings.nothing_invented(load.journal, listings),
+                *write_findings.writes_hold(load.journal, listings),
             )
             session.figures["acknowledged_writes"] = len(load.journal.acknowledged)
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 
-from stratolog.drills.core import write_findings
 from stratolog.drills.kit.aftermath import judge_load
 from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.core import write_findings
 from stratolog.drills.kit.load import own_load
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import ReportTap

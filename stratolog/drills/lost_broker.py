@@ -12,10 +12,10 @@ from confluent_kafka.admin import AdminClient
 
 from schemas.kafka.client_settings import client_settings
 from schemas.topics import OM_LOG
-from stratolog.drills.core import write_findings
 from stratolog.drills.core.report import CouldNotRun, StepFailed
 from stratolog.drills.kit.aftermath import judge_load
 from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.core import write_findings
 from stratolog.drills.kit.load import own_load
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import ReportTap

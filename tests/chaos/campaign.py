@@ -23,10 +23,12 @@ from typing import Any
 
 from producers import Client
 from producers.requests.keys import ensure_places
+from stratolog.drills.kit.core.journal import Journal
+from stratolog.drills.kit.core.judging import Aftermath
+from stratolog.drills.kit.journal_file import JournalTail, read_journal
 from stratolog.local.kafka import LONG_RUN_JVM, QUICK_START_JVM, Listener
 from stratolog.local.processes import Process, log_tail, spawn
-from tests.chaos.journal import Journal, Tail
-from tests.chaos.judge import Findings, judge
+from tests.chaos.judge import judge
 from tests.support.faults.netns import Network
 from tests.support.faults.stack_faults import fresh_volume
 from tests.support.local.stack import LocalKafka, TestStack
@@ -91,7 +93,7 @@ class Chaos:
         self._folder = folder
         self._load = load
         self.clients: dict[int, Process] = {}
-        self._tails: dict[int, Tail] = {}
+        self._tails: dict[int, JournalTail] = {}
         self._volumes = [fresh_volume(shard, len(self.shards)) for shard in self.shards]
 
     @property
@@ -105,7 +107,7 @@ class Chaos:
         fault.inject(self, round_number)
         self.check_alive()
 
-    def conclude(self) -> Findings:
+    def conclude(self) -> Aftermath:
         """End the clients, start what does not run, and compare everything."""
         journals = self.stop_clients()
         for name in self.stack.names:
@@ -142,7 +144,7 @@ class Chaos:
             "--in-flight", str(load.in_flight), "--rate", str(load.rate),
             *self._door(load.doors[number % len(load.doors)]),
         ]  # fmt: skip
-        self._tails[number] = Tail(self.journal_file(number))
+        self._tails[number] = JournalTail(self.journal_file(number))
         self.clients[number] = spawn(command, log=self._folder / "clients.log", detached=False)
         return number
 
@@ -176,7 +178,7 @@ class Chaos:
                 raise AssertionError(f"client {number} does not end\n{self.client_log()}\n{self.stack.logs()}")
         self.clients.clear()
         found = [
-            Journal.read(self.journal_file(number)) for number in self._tails if self.journal_file(number).exists()
+            read_journal(self.journal_file(number)) for number in self._tails if self.journal_file(number).exists()
         ]
         return [journal for journal in found if journal is not None]
 
@@ -265,7 +267,7 @@ class Plan:
     seed: int = 1
 
 
-def run(plan: Plan, folder: Path, note: Callable[[str], None], stop: Event) -> tuple[int, Findings, float]:
+def run(plan: Plan, folder: Path, note: Callable[[str], None], stop: Event) -> tuple[int, Aftermath, float]:
     """Run a campaign in ``folder``; return (rounds, what the judge found, seconds of faults under load).
 
     Once ``stop`` is set the round that runs is the last one.

@@ -12,13 +12,9 @@ from confluent_kafka import TopicPartition
 from schemas.topics import OM_LOG
 from stratolog.cluster.installs import installing
 from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.load import Load
 from stratolog.drills.kit.own_stack import trim_log
-from tests.support.faults.stack_faults import (
-    Load,
-    assert_journal_holds,
-    bystander,
-    fresh_volume,
-)
+from tests.support.faults.stack_faults import assert_journal_holds, bystander, fresh_volume
 from tests.support.local.stack import LocalKafka, TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
@@ -52,16 +48,16 @@ def test_a_node_whose_disk_is_gone(stack: TestStack) -> None:
     with stack.client() as client:
         volume = fresh_volume(0, 1)
         with Load(client, [volume]) as load:
-            load.wait_more(volume, WRITES)
+            load.wait_more(WRITES, volume)
             victim = bystander(stack)
             stack.kill_node(victim)
             shutil.rmtree(stack.settings.node_folder(victim))
-            load.wait_more(volume, WRITES)
+            load.wait_more(WRITES, volume)
             first = trim(stack)
             assert first > WRITES
             stack.start_node(victim)
             stack.wait("the node serves again", lambda: stack.status(victim) is not None)
-            load.wait_more(volume, WRITES)
+            load.wait_more(WRITES, volume)
         installed = stack.shard(victim, 0)["installed"]
         assert installed["offset"] >= first
         assert installed["fetched_bytes"] > 0
@@ -75,10 +71,10 @@ def test_a_node_that_was_away_while_the_log_was_trimmed(stack: TestStack) -> Non
     with stack.client() as client:
         volume = fresh_volume(0, 1)
         with Load(client, [volume]) as load:
-            load.wait_more(volume, WRITES)
+            load.wait_more(WRITES, volume)
             victim = bystander(stack)
             stack.stop_node(victim)
-            load.wait_more(volume, WRITES)
+            load.wait_more(WRITES, volume)
             trim(stack)
             stack.start_node(victim)
             stack.wait("the node serves again", lambda: stack.status(victim) is not None)
@@ -94,9 +90,9 @@ def test_a_node_that_stood_still_while_the_log_was_trimmed(stack: TestStack) -> 
         volume = fresh_volume(0, 1)
         victim = bystander(stack)
         with Load(client, [volume]) as load:
-            load.wait_more(volume, WRITES)
+            load.wait_more(WRITES, volume)
             stack.pause_node(victim)
-            load.wait_more(volume, WRITES)
+            load.wait_more(WRITES, volume)
             first = trim(stack, paused=victim)
             process = stack.nodes[victim]
             stack.resume_node(victim)

@@ -22,15 +22,14 @@ from schemas.codecs.envelopes import responses_in
 from schemas.records.log import LeaderClaim
 from schemas.records.messages import CreateKey, Response
 from schemas.topics import OM_RESPONSES
+from stratolog.drills.kit.load import Load, put_key
 from tests.support.faults.stack_faults import (
-    Load,
     Tap,
     assert_journal_holds,
     assert_log_agrees,
     bystander,
     database,
     fresh_volume,
-    put_key,
 )
 from tests.support.local.stack import TestStack
 from tests.support.logs.judged_log import read_log
@@ -65,18 +64,16 @@ def test_a_leader_is_killed(stack: TestStack, client: Client, fault_round: int) 
     load = load_on_all_shards(client)
     broken_volume, healthy_volume = load.journals
     with load:
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
         killed_s = time.monotonic()
         stack.kill_node(victim)
         successor = stack.wait_leader(broken, other_than=victim)
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
         stack.start_node(victim)
         stack.wait_led()
-        load.wait_more(broken_volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, broken_volume)
     assert successor != victim
-    again_s = min(t for t in load.journals[broken_volume].times_s if t > killed_s + 0.5)
+    again_s = min(s for ack in load.journals[broken_volume].acks if (s := ack.at_ms / 1000) > killed_s + 0.5)
     pause_s = load.journals[broken_volume].longest_gap_s(killed_s, again_s)
     healthy_pause_s = load.journals[healthy_volume].longest_gap_s(killed_s, again_s)
     print(f"broken shard paused for {pause_s:.2f} s, the other for {healthy_pause_s:.2f} s")
@@ -89,8 +86,7 @@ def test_a_follower_is_killed(stack: TestStack, client: Client, fault_round: int
     victim = bystander(stack)
     load = load_on_all_shards(client)
     with load:
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
         stack.kill_node(victim)
         stored = {}
         for shard in range(SHARDS):
@@ -98,11 +94,9 @@ def test_a_follower_is_killed(stack: TestStack, client: Client, fault_round: int
                 row = store.get(TRANSACTION_INFO, POSITION_KEY)
                 assert row is not None
                 stored[shard] = Position.decode(row).offset
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
         stack.start_node(victim)
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
     assert_all_agree(stack, load)
     for shard, offset in stored.items():
         view = stack.shard(victim, shard)
@@ -184,8 +178,7 @@ def pause_and_wake_a_leader(stack: TestStack, client: Client) -> list[str]:
     with Tap(stack.settings.bootstrap_servers, OM_RESPONSES) as responses:
         load = load_on_all_shards(client)
         with load:
-            for one in load.journals:
-                load.wait_more(one, MORE_KEYS)
+            load.wait_more(MORE_KEYS)
             burst = pause_amid_a_burst(stack, client, stale, volume)
             stack.wait_leader(shard, other_than=stale)
             put_key(client, volume, "bucket", "newest", 77)
@@ -202,8 +195,7 @@ def pause_and_wake_a_leader(stack: TestStack, client: Client) -> list[str]:
                 assert not thread.is_alive()
             sessions = {session_of(future.result(60)).session_id for future in burst}
             assert len(sessions) == BURST
-            for one in load.journals:
-                load.wait_more(one, MORE_KEYS)
+            load.wait_more(MORE_KEYS)
             stack.wait(f"{stale} follows", lambda: stack.shard(stale, shard).get("role") == "follower")
         assert_all_agree(stack, load)
         assert_one_answer_for_each_call(responses)
@@ -238,13 +230,11 @@ def test_a_graceful_stop_hands_over(stack: TestStack, client: Client, fault_roun
     leaver = stack.wait_leader(shard)
     load = load_on_all_shards(client)
     with load:
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
         stopping_s = time.monotonic()
         stack.stop_node(leaver)
         stack.wait_leader(shard, other_than=leaver)
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
         stopped_s = time.monotonic()
         stack.start_node(leaver)
     pause_s = load.journals[list(load.journals)[shard]].longest_gap_s(stopping_s, stopped_s)
@@ -256,8 +246,7 @@ def test_a_graceful_stop_hands_over(stack: TestStack, client: Client, fault_roun
 def test_all_nodes_restart_from_disk(stack: TestStack, client: Client, fault_round: int) -> None:
     load = load_on_all_shards(client)
     with load:
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
     before = stack.wait_converged()
     stack.stop_nodes()
     for name in stack.names:
@@ -270,8 +259,7 @@ def test_all_nodes_restart_from_disk(stack: TestStack, client: Client, fault_rou
         )  # fmt: skip
         assert after[shard]["records_applied"] + after[shard]["records_void"] < before[shard]["applied_offset"]
     with Load(client, [fresh_volume(shard, SHARDS) for shard in range(SHARDS)]) as more:
-        for volume in more.journals:
-            more.wait_more(volume, MORE_KEYS)
+        more.wait_more(MORE_KEYS)
     assert_all_agree(stack, load)
     assert_journal_holds(stack, more)
 
@@ -280,8 +268,7 @@ def test_all_nodes_restart_from_disk(stack: TestStack, client: Client, fault_rou
 def test_an_empty_disk_replays_the_log(stack: TestStack, client: Client, fault_round: int) -> None:
     load = load_on_all_shards(client)
     with load:
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
     stack.wait_converged()
     victim = bystander(stack)
     stack.stop_node(victim)

@@ -16,7 +16,8 @@ from schemas.records.messages import CreateKey, DeleteKey, Request, Response
 from stratolog.cluster.request_modes import request_types, set_modes
 from stratolog.commands.admin.replica_base import log_base
 from stratolog.commands.late_replay import Replay
-from tests.support.faults.stack_faults import RawClient, database, fresh_volume, put_key
+from stratolog.drills.kit.load import put_key
+from tests.support.faults.stack_faults import RawClient, database, fresh_volume
 from tests.support.local.stack import TestStack
 from tests.support.logs.judged_log import read_log
 

@@ -36,6 +36,7 @@ from stratolog.cluster.leadership import move, shard_views
 from stratolog.commands.admin.members import log_members
 from stratolog.commands.admin.upgrades import cancel_prepare, finalize_shards, prepare_shards
 from stratolog.configuration.settings_values import NodeAddress
+from stratolog.drills.kit.load import Load
 from stratolog.errors import Unavailable, UserError
 from stratolog.local.ports import free_ports
 from stratolog.local.stack import topic_plan
@@ -44,7 +45,6 @@ from tests.support.faults import hanging_node
 from tests.support.faults.stack_faults import (
     PATIENCE_S,
     AuditTap,
-    Load,
     RawClient,
     assert_journal_holds,
     assert_log_agrees,
@@ -169,13 +169,13 @@ def test_transfer(stack: TestStack, client: Client, fault_round: int) -> None:
     load = load_on_all_shards(client)
     volume = next(iter(load.journals))
     with load:
-        load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, volume)
         for target in (third, other, owner, third):
             begun_s = time.monotonic()
             done = move_when_known(stack, 0, target)
             assert done["moved"]
             assert stack.leaders(0) == [target]
-            load.wait_more(volume, MORE_KEYS)
+            load.wait_more(MORE_KEYS, volume)
             pause_s = load.journals[volume].longest_gap_s(begun_s, time.monotonic())
             print(f"to {target}: nobody led for {done['gap_ms']:.0f} ms; writers paused for {pause_s * 1000:.0f} ms")
             views = shard_views(stack.settings, 0)
@@ -186,12 +186,12 @@ def test_transfer(stack: TestStack, client: Client, fault_round: int) -> None:
         begun_s = time.monotonic()
         stack.kill_node(third)
         wait_leads(stack, 0, owner)
-        load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, volume)
         pause_s = load.journals[volume].longest_gap_s(begun_s, time.monotonic())
         print(f"borrower killed: writers paused for {pause_s * 1000:.0f} ms")
         with pytest.raises(UserError, match=rf"nobody listens at \S+ \({third}\)"):
             move(stack.settings, 0, third)
-        load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, volume)
         stack.start_node(third)
         stack.wait_led()
     assert_all_agree(stack, load)
@@ -203,12 +203,12 @@ def test_a_graceful_stop_hands_over(stack: TestStack, client: Client, fault_roun
     load = load_on_all_shards(client)
     volume = next(iter(load.journals))
     with load:
-        load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, volume)
         begun_s = time.monotonic()
         stack.stop_node(owner)
         stopped_s = time.monotonic() - begun_s
         successor = stack.wait_leader(0, other_than=owner)
-        load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, volume)
         pause_s = load.journals[volume].longest_gap_s(begun_s, time.monotonic())
         print(f"stopped in {stopped_s:.2f} s; writers paused for {pause_s * 1000:.0f} ms until {successor} led")
         stack.start_node(owner)
@@ -228,8 +228,7 @@ def test_a_leader_whose_disk_hangs_gives_up_all_leadership(stack: TestStack, cli
     load = load_on_all_shards(client)
     hang = hanging_node.hang_file(stack.settings.node_folder(victim) / "shard-0")
     with load:
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
         begun_s = time.monotonic()
         hang.touch()
         try:
@@ -238,15 +237,13 @@ def test_a_leader_whose_disk_hangs_gives_up_all_leadership(stack: TestStack, cli
                 "the others lead both shards",
                 lambda: all(any(name != victim for name in stack.leaders(shard)) for shard in range(SHARDS)),
             )
-            for volume in load.journals:
-                load.wait_more(volume, MORE_KEYS)
+            load.wait_more(MORE_KEYS)
             pauses = [journal.longest_gap_s(begun_s, time.monotonic()) for journal in load.journals.values()]
             print(f"pauses of the hung shard and of the other: {pauses[0]:.2f} s, {pauses[1]:.2f} s")
         finally:
             hang.unlink()
         stack.wait_led()
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
     assert_all_agree(stack, load)
     assert "its leader has not turned for" in stack.log_file(victim).read_text()
     stack.wait(f"{victim} may lead again", lambda: not stack.get(victim, "/v1/shards/0/fitness").json()["against"])
@@ -318,20 +315,20 @@ def test_each_request_is_counted_once_and_audited_on_the_leader(
     load = load_on_all_shards(client)
     volume = next(iter(load.journals))
     with load:
-        load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, volume)
         move(stack.settings, 0, bystander(stack))
-        load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, volume)
         audited = dict(load.journals[volume].acknowledged)
         lines = audit_lines(stack, volume)
         paused = stack.wait_leader(0)
         stack.pause_node(paused)
         try:
             stack.wait_leader(0, other_than=paused)
-            load.wait_more(volume, MORE_KEYS)
+            load.wait_more(MORE_KEYS, volume)
         finally:
             stack.resume_node(paused)
         stack.wait_led()
-        load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, volume)
     assert_all_agree(stack, load)
     keys = sum(len(journal.acknowledged) for journal in load.journals.values())
     wanted = Counter({("CreateVolume", "OK"): SHARDS, ("CreateBucket", "OK"): SHARDS})
@@ -354,8 +351,7 @@ def test_prepare_refuses_writes_and_checkpoints_every_replica(
     name = f"before-{fault_round}"
     load = load_on_all_shards(client)
     with load, RawClient(stack.settings.bootstrap_servers, SHARDS) as raw:
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
         done = prepare_shards(stack.settings, client, name, print)
         tried = {volume: len(journal.acknowledged) for volume, journal in load.journals.items()}
         for shard in range(SHARDS):
@@ -376,8 +372,7 @@ def test_prepare_refuses_writes_and_checkpoints_every_replica(
         assert raw.call(CreateVolume(volume=fresh_volume(0, SHARDS))).status == PREPARED, "the next leader knows it"
         assert prepare_shards(stack.settings, client, None, print)[0]["checkpoint"] == name, "given again"
         cancel_prepare(client)
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
     assert_all_agree(stack, load)
 
 
@@ -385,11 +380,10 @@ def test_prepare_refuses_writes_and_checkpoints_every_replica(
 @pytest.mark.usefixtures("finalized")
 def test_a_node_is_added_and_removed(stack: TestStack, client: Client, fault_round: int) -> None:
     before, old_file = stack.settings, stack.settings_file.read_text()
-    load = load_on_all_shards(client, writers=1, pace_s=0.1)  # the node that joins has to catch up with it
+    load = load_on_all_shards(client, in_flight=1, keys_per_s=8.0)  # the node that joins has to catch up with it
     try:
         with load:
-            for volume in load.journals:
-                load.wait_more(volume, MORE_KEYS)
+            load.wait_more(MORE_KEYS)
             added = NodeAddress(name="om4", host="127.0.0.1", port=free_ports(1)[0])
             stack.settings = replace(before, nodes=(*before.nodes, added))
             stack.settings_file.write_text(stack.settings.to_toml())
@@ -401,8 +395,7 @@ def test_a_node_is_added_and_removed(stack: TestStack, client: Client, fault_rou
             stack.wait_led()
             stack.wait("om4 may lead", lambda: not stack.get("om4", "/v1/shards/0/fitness").json()["against"])
             stack.wait("om4 leads", lambda: moved(stack, 0, "om4"))
-            for volume in load.journals:
-                load.wait_more(volume, MORE_KEYS)
+            load.wait_more(MORE_KEYS)
             assert stack.leaders(0) == ["om4"]
         assert_all_agree(stack, load)
         with AuditTap(stack.settings.bootstrap_servers) as reports:

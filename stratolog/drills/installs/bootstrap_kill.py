@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from stratolog.cluster.installs import install_words
-from stratolog.drills.core import install_findings, write_findings
+from stratolog.drills.core import install_findings
 from stratolog.drills.core.report import CouldNotRun
 from stratolog.drills.installs.core import kill_findings
 from stratolog.drills.installs.core.stages import InstallStage
@@ -18,6 +18,7 @@ from stratolog.drills.installs.kills import InstallKills, Kill
 from stratolog.drills.installs.victim import NodeVictim
 from stratolog.drills.kill_follower import follower_of
 from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.core import write_findings
 from stratolog.drills.kit.load import Load, listed, own_load
 from stratolog.drills.kit.own_stack import SHARD, own_stack, scan_all, trim_log
 from stratolog.drills.kit.session import Session
@@ -114,8 +115,7 @@ def _judge(session: Session, own: Cluster, victim: NodeVictim, load: Load, kills
         ),
         install_findings.installed(victim.name, said, install_words(said) if said else "", 0),
         install_findings.scans_equal(scans),
-        write_findings.nothing_lost(load.journal, listings),
-        write_findings.nothing_invented(load.journal, listings),
+        *write_findings.writes_hold(load.journal, listings),
     )
     session.figures["kills"] = len(kills)
     session.figures["kept_bytes"] = float(sum(kill.kept_bytes for kill in kills))

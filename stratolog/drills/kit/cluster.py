@@ -7,6 +7,7 @@ Processes that the drill starts again are written there too. A wait that fails n
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from stratolog.nodes import readiness
 from stratolog.nodes.answers import node_status
 from stratolog.nodes.core.leaders import Status, View, leader_of, view_of, views_in
 from stratolog.nodes.node_http import http_to, url_of
+from transport.waiting.deadline import Deadline
 
 WAIT_TIMEOUT_S = 120.0
 POLL_INTERVAL_S = 0.05
@@ -103,12 +105,16 @@ class Cluster:
     def _status(self, name: str) -> Status:
         return node_status(self.settings.node(name).address)
 
-    def get(self, name: str, path: str, timeout_s: float = ANSWER_TIMEOUT_S, **parameters: Any) -> dict[str, Any]:
-        """GET from a node; raises StepFailed if it does not answer with 200."""
+    def get(self, name: str, path: str, timeout_s: float = ANSWER_TIMEOUT_S, /, **parameters: Any) -> dict[str, Any]:
+        """GET from a node, again while it answers 503 (not now); raises StepFailed if it does not answer with 200."""
         address = self.settings.node(name).address
+        deadline = Deadline.after_s(timeout_s)
         try:
-            answer = http_to(address).get(url_of(address, path), params=parameters, timeout=timeout_s)
-            return dict(answer.raise_for_status().json())
+            while True:
+                answer = http_to(address).get(url_of(address, path), params=parameters, timeout=timeout_s)
+                if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or not deadline.has_room_for(POLL_INTERVAL_S):
+                    return dict(answer.raise_for_status().json())
+                time.sleep(POLL_INTERVAL_S)
         except (httpx.HTTPError, ValueError) as error:
             raise StepFailed(f"{name}: GET {path}: {error}") from error
 

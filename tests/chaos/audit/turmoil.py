@@ -21,11 +21,12 @@ from schemas.topics import OM_LOG
 from spark_streaming.configuration.audit_config import load_config
 from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, INCREMENTAL, SCRUBBED, UNKNOWN
 from stratolog.cluster.leadership import move
+from stratolog.drills.kit.load import Load
 from tests.chaos.audit.world import SHARD, START_S, AuditWorld
-from tests.support.faults.stack_faults import Load, bystander, fresh_volume
+from tests.support.faults.stack_faults import bystander, fresh_volume
 from tests.support.logs.judged_log import read_log
 
-PACE_S = 0.2
+KEYS_PER_S = 4.0
 SETTLE_S = 120.0
 """How long the last words may take after the load has ended."""
 
@@ -69,7 +70,7 @@ def false_alarms(world: AuditWorld, minutes: float, seed: int, note: Callable[[s
 
 
 def _load(world: AuditWorld) -> Load:
-    return Load(world.client, [fresh_volume(SHARD, world.stack.settings.shards)], writers=1, pace_s=PACE_S)
+    return Load(world.client, [fresh_volume(SHARD, world.stack.settings.shards)], in_flight=1, keys_per_s=KEYS_PER_S)
 
 
 # -- disturbances ------------------------------------------------------------------------------------------------------

@@ -16,11 +16,12 @@ from typing import Any
 from replicated_db.shell.bootstrap.candidate import candidate_folder
 from stratolog.drills.installs.core.stages import ReplicaState, is_replaying
 from stratolog.drills.installs.leavings import left_behind
+from stratolog.drills.kit.load import put_key
 from stratolog.drills.kit.taps import INCREMENTAL, ReportTap, sums_of
 from tests.chaos.campaign import PATIENCE_S, Chaos, Fault, Load, Plan, under_load
 from tests.chaos.damage import LogMark
 from tests.support.faults import dying_node
-from tests.support.faults.stack_faults import fresh_volume, put_key
+from tests.support.faults.stack_faults import fresh_volume
 from tests.support.local.stack import TestStack
 
 SHARD = 0
