@@ -33,7 +33,8 @@ from stratolog.drills.core import damage_findings, digest_findings
 from stratolog.drills.core.log_digest import Sums, differing
 from stratolog.drills.core.log_survey import Digest
 from stratolog.drills.core.report import CouldNotRun, StepFailed
-from stratolog.drills.kill_follower import follower_of, offset_in
+from stratolog.drills.kill_follower import offset_in
+from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.load import BUCKET, client_of, put_key, removed, volume_name
 from stratolog.drills.kit.log_reading import records_of, survey
@@ -67,7 +68,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
     """Run the drill."""
     with session.step("check that the stack is whole"):
         cluster.check_whole()
-    damaged = follower_of(cluster, shard)
+    damaged = cluster.follower_of(shard)
     leader = cluster.wait_leader(shard)
     healthy = [name for name in cluster.names if name not in (leader, damaged)]
     if not healthy:
@@ -129,13 +130,13 @@ def _damaged(
     verified: list[bool] = []
     database, copy = _database(cluster, shard, name), folder / "saved"
     with session.step(f"stop {name}, copy its database of shard {shard}, flip a bit of a row, start it again"):
-        start_again = cluster.stop(session, name)
+        start_again = cluster.take(session, name, ProcessFault.STOP)
         shutil.copytree(database, copy)
 
         def put_back() -> str:
             if verified and all(verified):
                 return f"{name}'s row was repaired and verified; the copy was not needed"
-            cluster.stop(session, name)
+            cluster.take(session, name, ProcessFault.STOP)
             shutil.rmtree(database)
             shutil.copytree(copy, database)
             cluster.start(name)
@@ -271,7 +272,7 @@ def _narrow(
 def _repair(session: Session, cluster: Cluster, shard: int, damaged: str, peer: str, rows: Sequence[Row]) -> None:
     """Stop a replica, give it a healthy replica's rows, and start it again."""
     with session.step(f"stop {damaged}, give it {len(rows)} row of {peer}, start it again") as found:
-        start_again = cluster.stop(session, damaged)
+        start_again = cluster.take(session, damaged, ProcessFault.STOP)
         values, offset = [], -1
         for row in rows:
             answer = cluster.get(peer, f"/v1/shards/{shard}/row", cf=row.cf, key=row.key.hex())

@@ -14,8 +14,8 @@ from replicated_db.core.log.position import POSITION_KEY, Position
 from replicated_db.core.tables.column_families import TRANSACTION_INFO
 from replicated_db.shell.rocks import RocksStore
 from stratolog.drills.core import digest_findings
-from stratolog.drills.core.report import CouldNotRun
 from stratolog.drills.kit.aftermath import judge_load
+from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.load import own_load
 from stratolog.drills.kit.session import Session
@@ -28,14 +28,14 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
     """Run the drill."""
     with session.step("check that the stack is whole"):
         cluster.check_whole()
-    victim = follower_of(cluster, shard)
+    victim = cluster.follower_of(shard)
     with (
         ReportTap(cluster.settings.connection, shard) as reports,
         own_load(session, cluster, "kill-follower", shard) as load,
     ):
         before = int(cluster.view(victim, shard)["applied_offset"])
         with session.step(f"SIGKILL {victim}, a follower of shard {shard}"):
-            start_again = cluster.kill(session, victim)
+            start_again = cluster.take(session, victim, ProcessFault.KILL)
         with session.step("read the position that it has stored, from a copy of its database") as found:
             stored = stored_offset(cluster, victim, shard)
             found(f"offset {stored}")
@@ -56,16 +56,6 @@ def offset_in(store: RocksStore) -> int:
     """Return the offset that a replica has stored, -1 if none."""
     row = store.get(TRANSACTION_INFO, POSITION_KEY)
     return -1 if row is None else Position.decode(row).offset
-
-
-def follower_of(cluster: Cluster, shard: int) -> str:
-    """Return a follower of the shard, if possible one that leads nothing; raises CouldNotRun if there is none."""
-    leader = cluster.wait_leader(shard)
-    leading = {cluster.wait_leader(other) for other in range(cluster.settings.shards)}
-    followers = [name for name in cluster.names if name != leader]
-    if not followers:
-        raise CouldNotRun(f"{leader} is the only node: shard {shard} has no follower")
-    return next((name for name in followers if name not in leading), followers[0])
 
 
 def stored_offset(cluster: Cluster, name: str, shard: int) -> int:

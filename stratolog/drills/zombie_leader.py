@@ -22,6 +22,7 @@ from stratolog.drills.core.leader_findings import Read
 from stratolog.drills.core.log_survey import VoidRecord
 from stratolog.drills.core.report import CouldNotRun
 from stratolog.drills.kit.aftermath import judge_load
+from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.load import BUCKET, DEADLINE_MS, Load, own_load
 from stratolog.drills.kit.log_reading import survey
@@ -92,7 +93,7 @@ def _freeze_and_wake(session: Session, cluster: Cluster, shard: int, load: Load,
             for number in range(BURST)
         ]
         burst[ANSWERED_BEFORE_PAUSE].result()
-        resume = cluster.pause(session, name)
+        resume = cluster.take(session, name, ProcessFault.PAUSE)
         found(f"{sum(future.done() for future in burst)} of them were answered")
     with session.step("wait for another leader, and write a key under it") as found:
         successor = cluster.wait_leader(shard, other_than=name)

@@ -23,9 +23,12 @@ from typing import Any
 
 from producers import Client
 from producers.requests.keys import ensure_places
+from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.core.journal import Journal
 from stratolog.drills.kit.core.judging import Aftermath
+from stratolog.drills.kit.faults import LostLeader, lose_leader
 from stratolog.drills.kit.journal_file import JournalTail, read_journal
+from stratolog.drills.kit.session import Session
 from stratolog.local.kafka import LONG_RUN_JVM, QUICK_START_JVM, Listener
 from stratolog.local.processes import Process, log_tail, spawn
 from tests.chaos.judge import judge
@@ -204,12 +207,22 @@ class Chaos:
 
             self.stack.wait(f"{more} more acknowledgements on {self._volumes[residue]}", come, PATIENCE_S)
 
-    def leader(self, shard: int = 0, *, other_than: str | None = None) -> str:
+    def wait_leader(self, shard: int = 0, *, other_than: str = "") -> str:
         return self.stack.wait_leader(shard, other_than=other_than, timeout_s=PATIENCE_S)
+
+    def view(self, name: str, shard: int) -> dict[str, Any]:
+        return self.stack.view(name, shard)
+
+    def take(self, session: Session, name: str, fault: ProcessFault) -> Callable[[], object]:
+        return self.stack.take(session, name, fault)
+
+    def lose_leader(self, shard: int, fault: ProcessFault, writes: Callable[[], None] = lambda: None) -> LostLeader:
+        """Take a shard's leader away until another one leads, as a drill does; its steps are told to nobody."""
+        return lose_leader(Session(), self, shard, fault, writes)
 
     def followers(self, shard: int = 0) -> list[str]:
         """Return the running nodes that do not lead the shard."""
-        leader = self.leader(shard)
+        leader = self.wait_leader(shard)
         return [name for name in self.stack.nodes if name != leader]
 
     def wait_caught_up(self, node: str) -> None:
@@ -218,7 +231,7 @@ class Chaos:
             self._wait_caught_up(node, shard)
 
     def _wait_caught_up(self, node: str, shard: int) -> None:
-        goal = self.applied(self.leader(shard), shard)
+        goal = self.applied(self.wait_leader(shard), shard)
 
         def reached() -> bool:
             assert self.stack.nodes[node].is_running(), f"{node} ended by itself\n{self.stack.logs()}"
@@ -236,7 +249,7 @@ class Chaos:
             self._wait_spare(shard)
 
     def _wait_spare(self, shard: int) -> None:
-        goal = self.applied(self.leader(shard), shard)
+        goal = self.applied(self.wait_leader(shard), shard)
 
         def found() -> bool:
             return any(self.applied(name, shard) >= goal for name in self.followers(shard))

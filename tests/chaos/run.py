@@ -8,6 +8,9 @@ Prints what happens on standard error and at the end one JSON line on standard o
 duplicated, divergent, longest_gap_ms, seconds, command`` (``tests.chaos.judge`` says what each is). Exit status 1 if anything
 that must hold does not; then the folder with journals and logs is kept and named. Control-C ends a campaign after its round: what was
 done until then is compared and printed, ``times`` being the rounds that were done. A second one ends it at once.
+
+A drill beside the running stack (``stratolog drill``: ``expired-log``, say) is a fault, too: it runs so many times, each time on a stack of
+its own, and its line has ``verdicts`` and ``wrong``.
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from tests.chaos import drill_campaign
 from tests.chaos.campaign import DOORS, Plan, run
-from tests.chaos.registry import FAULTS
+from tests.chaos.registry import DRILLS, FAULTS
 
 
 def main() -> int:
@@ -35,15 +39,19 @@ def main() -> int:
     if options.list:
         for name, fault in FAULTS.items():
             print(f"{name:18} {(sys.modules[fault.inject.__module__].__doc__ or '').splitlines()[0]}")
+        for name, drill in DRILLS.items():
+            print(f"{name:18} {drill.does}")
         return 0
-    if options.fault not in FAULTS:
-        parser.error(f"--fault {options.fault}: there is {', '.join(FAULTS)}")
+    if options.fault not in {*FAULTS, *DRILLS}:
+        parser.error(f"--fault {options.fault}: there is {', '.join([*FAULTS, *DRILLS])}")
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: _stop_soon(stop))
+    if options.fault in DRILLS:
+        return _run_drill(options.fault, options.times, stop)
     plan = _plan(options)
     if reason := plan.fault.why_not():
         print(json.dumps({"fault": plan.fault.name, "skipped": reason}), flush=True)
         return 0
-    stop = threading.Event()
-    signal.signal(signal.SIGINT, lambda *_: _stop_soon(stop))
     folder = Path(tempfile.mkdtemp(prefix=f"stratolog-chaos-{plan.fault.name}-"))
     try:
         rounds, findings, seconds = run(plan, folder, _note, stop)
@@ -61,6 +69,16 @@ def main() -> int:
         return 1
     shutil.rmtree(folder, ignore_errors=True)
     return 0
+
+
+def _run_drill(name: str, times: int, stop: threading.Event) -> int:
+    """Run a drill beside the stack so many times, print its line, and return the exit status."""
+    begun_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=f"stratolog-chaos-{name}-") as folder:
+        figures = drill_campaign.run(name, times, Path(folder), _note, stop)
+    line = {"fault": name, **figures, "seconds": round(time.monotonic() - begun_s), "command": _command()}
+    print(json.dumps(line), flush=True)
+    return 1 if figures["wrong"] else 0
 
 
 def _stop_soon(stop: threading.Event) -> None:

@@ -22,7 +22,10 @@ from schemas.codecs.envelopes import responses_in
 from schemas.records.log import LeaderClaim
 from schemas.records.messages import CreateKey, Response
 from schemas.topics import OM_RESPONSES
+from stratolog.drills.kit.catalogue import ProcessFault
+from stratolog.drills.kit.faults import lose_leader
 from stratolog.drills.kit.load import Load, put_key
+from stratolog.drills.kit.session import Session
 from tests.support.faults.stack_faults import (
     Tap,
     assert_journal_holds,
@@ -65,14 +68,12 @@ def test_a_leader_is_killed(stack: TestStack, client: Client, fault_round: int) 
     broken_volume, healthy_volume = load.journals
     with load:
         load.wait_more(MORE_KEYS)
-        killed_s = time.monotonic()
-        stack.kill_node(victim)
-        successor = stack.wait_leader(broken, other_than=victim)
-        load.wait_more(MORE_KEYS)
-        stack.start_node(victim)
+        lost = lose_leader(Session(), stack, broken, ProcessFault.KILL, lambda: load.wait_more(MORE_KEYS))
+        lost.give_back()
         stack.wait_led()
         load.wait_more(MORE_KEYS, broken_volume)
-    assert successor != victim
+    killed_s = lost.at_s
+    assert lost.successor != victim
     again_s = min(s for ack in load.journals[broken_volume].acks if (s := ack.at_ms / 1000) > killed_s + 0.5)
     pause_s = load.journals[broken_volume].longest_gap_s(killed_s, again_s)
     healthy_pause_s = load.journals[healthy_volume].longest_gap_s(killed_s, again_s)
@@ -227,17 +228,13 @@ def assert_one_answer_for_each_call(tap: Tap) -> None:
 @pytest.mark.slow
 def test_a_graceful_stop_hands_over(stack: TestStack, client: Client, fault_round: int) -> None:
     shard = 1
-    leaver = stack.wait_leader(shard)
     load = load_on_all_shards(client)
     with load:
         load.wait_more(MORE_KEYS)
-        stopping_s = time.monotonic()
-        stack.stop_node(leaver)
-        stack.wait_leader(shard, other_than=leaver)
-        load.wait_more(MORE_KEYS)
+        lost = lose_leader(Session(), stack, shard, ProcessFault.STOP, lambda: load.wait_more(MORE_KEYS))
         stopped_s = time.monotonic()
-        stack.start_node(leaver)
-    pause_s = load.journals[list(load.journals)[shard]].longest_gap_s(stopping_s, stopped_s)
+        lost.give_back()
+    pause_s = load.journals[list(load.journals)[shard]].longest_gap_s(lost.at_s, stopped_s)
     print(f"handing over took {pause_s:.2f} s")
     assert_all_agree(stack, load)
 

@@ -20,11 +20,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from producers import Client
+from stratolog.drills.kit.catalogue import ProcessFault
+from stratolog.drills.kit.faults import lose_leader
+from stratolog.drills.kit.session import Session
 from tests.linearizability.checker import LINEARIZABLE, CheckerError, Verdict, build, check
 from tests.linearizability.history import History
 from tests.linearizability.recorder import BUCKETS, Crowd, Reader, Writer
@@ -47,41 +51,20 @@ SETTINGS: dict[str, Any] = {"shards": SHARDS, "barrier_interval_ms": 500, "sessi
 # ------------------------------------------------------------------------------------------------------------- faults
 
 
-def kill_leader(stack: TestStack, shard: int) -> None:
-    victim = stack.wait_leader(shard)
-    stack.kill_node(victim)
-    stack.wait_leader(shard, other_than=victim)
-    stack.start_node(victim)
+def inject(stack: TestStack, shard: int, fault: ProcessFault) -> None:
+    """Take a leader away until another leads. One that was frozen wakes, and believes for a moment that it still does."""
+    lose_leader(Session(), stack, shard, fault).give_back()
 
 
-def pause_leader(stack: TestStack, shard: int) -> None:
-    """Freeze a leader until another leads; then it wakes and believes for a moment that it still does."""
-    victim = stack.wait_leader(shard)
-    stack.pause_node(victim)
-    try:
-        stack.wait_leader(shard, other_than=victim)
-    finally:
-        stack.resume_node(victim)
-
-
-def stop_leader(stack: TestStack, shard: int) -> None:
-    victim = stack.wait_leader(shard)
-    stack.stop_node(victim)
-    stack.wait_leader(shard, other_than=victim)
-    stack.start_node(victim)
-
-
-def kill_follower(stack: TestStack, shard: int) -> None:
-    victim = bystander(stack)
-    stack.kill_node(victim)
-    stack.start_node(victim)
+def kill_follower(stack: TestStack, _shard: int) -> None:
+    stack.take(None, bystander(stack), ProcessFault.KILL)()
 
 
 Fault = Callable[[TestStack, int], None]
 FAULTS: dict[str, Fault] = {
-    "leader SIGKILL": kill_leader,
-    "leader SIGSTOP, SIGCONT": pause_leader,
-    "leader SIGTERM": stop_leader,
+    "leader SIGKILL": partial(inject, fault=ProcessFault.KILL),
+    "leader SIGSTOP, SIGCONT": partial(inject, fault=ProcessFault.PAUSE),
+    "leader SIGTERM": partial(inject, fault=ProcessFault.STOP),
     "follower SIGKILL": kill_follower,
 }
 

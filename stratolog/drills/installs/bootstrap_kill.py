@@ -16,7 +16,6 @@ from stratolog.drills.installs.core import kill_findings
 from stratolog.drills.installs.core.stages import InstallStage
 from stratolog.drills.installs.kills import InstallKills, Kill
 from stratolog.drills.installs.victim import NodeVictim
-from stratolog.drills.kill_follower import follower_of
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.core import write_findings
 from stratolog.drills.kit.load import Load, listed, own_load
@@ -39,7 +38,7 @@ STAGES = (
 def run(session: Session, cluster: Cluster) -> None:
     """Run the drill."""
     with own_stack(session, cluster.settings, "bootstrap-kill", detached=cluster.detached) as own:
-        victim = NodeVictim(own, follower_of(own, SHARD))
+        victim = NodeVictim(own, own.follower_of(SHARD))
         with own_load(session, own, "bootstrap-kill", SHARD) as load:
             _keep_a_snapshot(load)
             load.wait_more(WRITES)

@@ -19,7 +19,6 @@ from stratolog.drills.installs.core.stages import ORDER, InstallStage
 from stratolog.drills.installs.kills import InstallKills
 from stratolog.drills.installs.victim import NodeVictim
 from stratolog.drills.installs.watch import InstallWatch, candidate_of
-from stratolog.drills.kill_follower import follower_of
 from stratolog.drills.kit.aftermath import judge_load
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.load import Load, own_load
@@ -48,7 +47,7 @@ def run(session: Session, cluster: Cluster) -> None:
     with own_stack(
         session, cluster.settings, "bootstrap-leader-change", detached=cluster.detached, bytes_per_s=BYTES_PER_S
     ) as own:
-        victim = NodeVictim(own, follower_of(own, SHARD))
+        victim = NodeVictim(own, own.follower_of(SHARD))
         with (
             ReportTap(own.settings.connection, SHARD) as reports,
             own_load(session, own, "bootstrap-leader-change", SHARD) as load,

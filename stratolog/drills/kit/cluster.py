@@ -16,6 +16,7 @@ import httpx
 
 from stratolog.configuration.settings import Settings
 from stratolog.drills.core.report import CouldNotRun, StepFailed
+from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.session import Session
 from stratolog.errors import Unavailable
 from stratolog.local import spawning, state
@@ -154,28 +155,35 @@ class Cluster:
         """Wait until a node has applied the shard's log as far as ``offset``."""
         self.wait(f"{name} at offset {offset}", lambda: self.view(name, shard).get("applied_offset", -1) >= offset)
 
+    def follower_of(self, shard: int) -> str:
+        """Return a follower of the shard, if possible one that leads nothing; raises CouldNotRun if there is none."""
+        leader = self.wait_leader(shard)
+        leading = {self.wait_leader(other) for other in range(self.settings.shards)}
+        followers = [name for name in self.names if name != leader]
+        if not followers:
+            raise CouldNotRun(f"{leader} is the only node: shard {shard} has no follower")
+        return next((name for name in followers if name not in leading), followers[0])
+
     # -- faults, and their end -----------------------------------------------------------------------------------------
 
-    def kill(self, session: Session, name: str) -> Callable[[], None]:
-        """SIGKILL a node; return what starts it again, which happens at the end of the drill at the latest."""
-        process = self.member(NODE, name).process
-        start_again = session.touching(f"process {process.pid} of {name}: SIGKILL", lambda: self._start_again(name))
-        process.kill()
-        return start_again
+    def take(self, session: Session, name: str, fault: ProcessFault) -> Callable[[], None]:
+        """Kill, freeze or stop a node; return what gives it back, which happens at the end of the drill at the latest.
 
-    def stop(self, session: Session, name: str) -> Callable[[], None]:
-        """SIGTERM a node and wait for its end; return what starts it again."""
+        After SIGTERM this waits for the node's end.
+        """
         process = self.member(NODE, name).process
-        start_again = session.touching(f"process {process.pid} of {name}: SIGTERM", lambda: self._start_again(name))
-        process.stop(STOP_TIMEOUT_S)
-        return start_again
-
-    def pause(self, session: Session, name: str) -> Callable[[], None]:
-        """SIGSTOP a node; return what resumes it, which happens at the end of the drill at the latest."""
-        process = self.member(NODE, name).process
-        resume = session.touching(f"process {process.pid} of {name}: SIGSTOP", lambda: _resume(name, process))
-        process.signal(signal.SIGSTOP)
-        return resume
+        pauses = fault is ProcessFault.PAUSE
+        give_back = session.touching(
+            f"process {process.pid} of {name}: {fault.value}",
+            lambda: _resume(name, process) if pauses else self._start_again(name),
+        )
+        if fault is ProcessFault.STOP:
+            process.stop(STOP_TIMEOUT_S)
+        elif pauses:
+            process.signal(signal.SIGSTOP)
+        else:
+            process.kill()
+        return give_back
 
     def start(self, name: str) -> Process:
         """Start a node that does not run, and wait until it answers.

@@ -29,7 +29,7 @@ from replicated_db.shell.web.bounded_server import BoundedRunner
 from replicated_db.shell.web.http_guard import HttpGuard
 from replicated_db.shell.web.web_site import WebSite
 from schemas.privilege import ClusterSecret
-from stratolog.drills.kit import registry
+from stratolog.drills.kit import catalogue
 from stratolog.errors import Unavailable, UserError
 from stratolog.ui.core.board import board_of
 from stratolog.ui.core.judged_tail import ChainMark
@@ -236,7 +236,7 @@ def _shard_in(query: Mapping[str, str], shards: int) -> int:
 
 
 def _option(name: str) -> Markup:
-    drill = registry.find(name)
+    drill = catalogue.find(name)
     return element(
         "option", name, value=name, data_does=drill.does, data_touches=drill.touches, data_needs=drill.needs or None,
         data_shard=name in ABOUT_A_SHARD,

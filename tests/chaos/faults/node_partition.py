@@ -11,7 +11,7 @@ from tests.support.faults.netns import why_not
 
 
 def inject(chaos: Chaos, round_number: int) -> None:
-    leader = chaos.leader()
+    leader = chaos.wait_leader()
     cut_off = leader if round_number % 2 else chaos.random.choice(chaos.followers())
     brokers = [host for name, host in chaos.network.hosts.items() if name.startswith("kafka")]
     chaos.network.cut(chaos.network.hosts[cut_off], brokers)

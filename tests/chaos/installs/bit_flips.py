@@ -124,7 +124,7 @@ def _on_the_wire(world: InstallWorld, flips: Flips, kind: str, count: Count) -> 
 
 def _on_disk(world: InstallWorld, flips: Flips, kind: str, count: Count) -> None:
     """Flip a bit of a file of the leader, which is asked first; then the leader loses its disk, too."""
-    leader = world.chaos.leader(SHARD)
+    leader = world.chaos.wait_leader(SHARD)
     mark = LogMark(world.chaos, world.victim)
     flips.begin("")
     contents = _flip_file(world, leader)

@@ -124,7 +124,7 @@ class InstallWorld:
 
     def _compare_reports(self) -> None:
         """Compare what all replicas have published at one barrier from now on."""
-        since = self.chaos.applied(self.chaos.leader(SHARD))
+        since = self.chaos.applied(self.chaos.wait_leader(SHARD))
         found: Any = self.stack.wait(
             "reports of all nodes at one barrier",
             lambda: self._reports.barrier(INCREMENTAL, self.stack.names, since), PATIENCE_S,

@@ -25,6 +25,7 @@ from producers import Client
 from stratolog.configuration.cluster_secret import make_secret
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
+from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.local.jars import kafka_jars
 from stratolog.local.kafka import QUICK_START_JVM, KafkaCluster, Listener, allocate_listeners, stop_brokers
 from stratolog.local.ports import free_ports
@@ -250,6 +251,14 @@ class TestStack:
         """SIGCONT."""
         assert self.nodes[name].signal(signal.SIGCONT), f"{name} is gone\n{self.logs()}"
 
+    def take(self, _session: object, name: str, fault: ProcessFault) -> Callable[[], object]:
+        """Inflict a fault on a node, as the drills' ``Cluster`` does; return what gives it back."""
+        if fault is ProcessFault.PAUSE:
+            self.pause_node(name)
+            return lambda: self.resume_node(name)
+        (self.stop_node if fault is ProcessFault.STOP else self.kill_node)(name)
+        return lambda: self.start_node(name)
+
     def stop_nodes(self) -> None:
         """Stop all nodes, the brokers stay."""
         stop_all(list(self.nodes.values()), DEFAULT_TIMEOUT_S)
@@ -307,6 +316,9 @@ class TestStack:
         """Return what a node says of a shard; empty if it does not answer or does not know it."""
         found = self.status(name) or {}
         return next((view for view in found.get("shards", []) if view["shard"] == shard), {})
+
+    view = shard
+    """By the name that the drills' ``Cluster`` has for it."""
 
     def get(self, name: str, path: str, **parameters: Any) -> httpx.Response:
         """GET from a node's HTTP server."""

@@ -2,5 +2,4 @@
 
 journal    what a client tried, and what it was told; the names, sizes and bytes of its keys
 judging    journals against listings, bytes and the log: lost, duplicated, unexpected, divergent
-catalogue  the faults by name: the drill and the campaign that inflict each
 """

@@ -11,7 +11,7 @@ from typing import Any
 
 from stratolog.cluster.installs import install_words
 from stratolog.drills.core import install_findings
-from stratolog.drills.kill_follower import follower_of
+from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.core import write_findings
 from stratolog.drills.kit.load import Load, listed, own_load
@@ -25,7 +25,7 @@ TIMES = ("first", "second")
 def run(session: Session, cluster: Cluster) -> None:
     """Run the drill."""
     with own_stack(session, cluster.settings, "expired-log", detached=cluster.detached) as own:
-        victim = follower_of(own, SHARD)
+        victim = own.follower_of(SHARD)
         with own_load(session, own, "expired-log", SHARD) as load:
             load.wait_more(WRITES)
             for time in TIMES:
@@ -45,7 +45,7 @@ def run(session: Session, cluster: Cluster) -> None:
 def _be_away(session: Session, own: Cluster, victim: str, load: Load, time: str) -> dict[str, Any] | None:
     """Kill a node, trim the log, start the node again; return what it says of its install."""
     with session.step(f"SIGKILL {victim}, for the {time} time"):
-        start_again = own.kill(session, victim)
+        start_again = own.take(session, victim, ProcessFault.KILL)
     load.wait_more(WRITES)
     with session.step("delete the log's records before the leader's position") as found:
         first = trim_log(own)
