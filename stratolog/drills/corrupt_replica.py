@@ -17,10 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from om_processors.execution.service import OM_FAMILIES
 from producers.client import Client
-from replicated_db.core.errors import StoreFailure
-from replicated_db.shell.rocks import RocksStore
 from schemas.column_families import BUCKETS, KEY_TABLE
 from schemas.records.log import Batch, Delete, Merge, Put, RequestBatch
 from schemas.records.messages import Verdict
@@ -33,12 +30,11 @@ from stratolog.drills.core import damage_findings, digest_findings
 from stratolog.drills.core.log_digest import Sums, differing
 from stratolog.drills.core.log_survey import Digest
 from stratolog.drills.core.report import CouldNotRun, StepFailed
-from stratolog.drills.kill_follower import offset_in
 from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.load import BUCKET, client_of, put_key, removed, volume_name
 from stratolog.drills.kit.log_reading import records_of, survey
-from stratolog.drills.kit.rebuild import scratch
+from stratolog.drills.kit.rebuild import opened_store, scratch, stored_offset
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import SCRUBBED, ReportTap, sums_of
 
@@ -152,23 +148,11 @@ def _damaged(
 
 def _flip(cluster: Cluster, shard: int, name: str, row: Row) -> None:
     """Change a row of a node that does not run."""
-    with _opened(cluster, shard, name) as store:
+    with opened_store(_database(cluster, shard, name)) as store:
         value = store.get(row.cf, row.key)
         if value is None:
             raise StepFailed(f"{name} does not have the row {row.key!r}")
         store.write([(row.cf, row.key, value[:-1] + bytes([value[-1] ^ 1]))])
-
-
-@contextmanager
-def _opened(cluster: Cluster, shard: int, name: str) -> Iterator[RocksStore]:
-    try:
-        store = RocksStore(_database(cluster, shard, name), OM_FAMILIES.names)
-        try:
-            yield store
-        finally:
-            store.close()
-    except StoreFailure as error:
-        raise StepFailed(f"{name}: {error}") from error
 
 
 def _database(cluster: Cluster, shard: int, name: str) -> Path:
@@ -278,8 +262,8 @@ def _repair(session: Session, cluster: Cluster, shard: int, damaged: str, peer: 
             answer = cluster.get(peer, f"/v1/shards/{shard}/row", cf=row.cf, key=row.key.hex())
             values.append(None if answer["value"] is None else bytes.fromhex(answer["value"]))
             offset = max(offset, int(answer["offset"]))
-        with _opened(cluster, shard, damaged) as store:
-            _check_untouched(cluster, shard, offset_in(store), offset, rows)
+        with opened_store(_database(cluster, shard, damaged)) as store:
+            _check_untouched(cluster, shard, stored_offset(store), offset, rows)
             store.write([(row.cf, row.key, value) for row, value in zip(rows, values, strict=True)])
         start_again()
         cluster.wait_led()

@@ -9,15 +9,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from om_processors.execution.service import OM_FAMILIES
-from replicated_db.core.log.position import POSITION_KEY, Position
-from replicated_db.core.tables.column_families import TRANSACTION_INFO
-from replicated_db.shell.rocks import RocksStore
 from stratolog.drills.core import digest_findings
 from stratolog.drills.kit.aftermath import judge_load
 from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.load import own_load
+from stratolog.drills.kit.rebuild import opened_store, stored_offset
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import ReportTap
 
@@ -37,7 +34,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
         with session.step(f"SIGKILL {victim}, a follower of shard {shard}"):
             start_again = cluster.take(session, victim, ProcessFault.KILL)
         with session.step("read the position that it has stored, from a copy of its database") as found:
-            stored = stored_offset(cluster, victim, shard)
+            stored = offset_of(cluster, victim, shard)
             found(f"offset {stored}")
             load.wait_more(WRITES)
         with session.step(f"start {victim} again, wait until it has caught up"):
@@ -52,20 +49,9 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
         session.figures["records_read_after_restart"] = read
 
 
-def offset_in(store: RocksStore) -> int:
-    """Return the offset that a replica has stored, -1 if none."""
-    row = store.get(TRANSACTION_INFO, POSITION_KEY)
-    return -1 if row is None else Position.decode(row).offset
-
-
-def stored_offset(cluster: Cluster, name: str, shard: int) -> int:
+def offset_of(cluster: Cluster, name: str, shard: int) -> int:
     """Return the offset that a stopped node has stored, read from a copy of its database."""
     source = cluster.settings.node_folder(name) / f"shard-{shard}"
     with tempfile.TemporaryDirectory(prefix="stratolog-drill-") as scratch:
-        copy = Path(scratch) / source.name
-        shutil.copytree(source, copy)
-        store = RocksStore(copy, OM_FAMILIES.names)
-        try:
-            return offset_in(store)
-        finally:
-            store.close()
+        with opened_store(Path(shutil.copytree(source, Path(scratch) / source.name))) as store:
+            return stored_offset(store)

@@ -25,7 +25,7 @@ from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.core import write_findings
 from stratolog.drills.kit.core.journal import Journal
 from stratolog.drills.kit.load import BUCKET, Load, client_of, listed, put_key, volume_name
-from stratolog.drills.kit.own_stack import SHARD, own_stack, scan_all
+from stratolog.drills.kit.own_stack import SHARD, own_stack, scan_all, to_be_deleted
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import ReportTap
 from stratolog.local import stack
@@ -81,12 +81,7 @@ def _restored(session: Session, own: Cluster, backups: Path) -> Iterator[tuple[C
         nodes=tuple(NodeAddress(name=name, host="127.0.0.1", port=port) for name, port in zip(own.names, nodes, strict=True)),
         explicit=frozenset(),
     )  # fmt: skip
-
-    def remove() -> str:
-        stack.down(wanted, remove_data=True)
-        return "the restored stack is stopped and deleted"
-
-    stopped = session.touching("a second stack of this drill's own", remove)
+    stopped = to_be_deleted(session, wanted, "a second stack of this drill's own", "the restored stack")
     with session.step("read every file of both backups") as found:
         _, problems = verify(backups, lambda _: None)
         found(problems[0] if problems else "all are whole")

@@ -31,12 +31,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datanode_processors.errors import BlockError
 from schemas.records.datanode import Member
 from stratolog.local.processes import Process, spawn
 from tests.chaos.failing_writers import Overwriter, counted
 from tests.support.datanodes.datanodes import ROOT, Block, Datanodes
-from tests.support.faults.datanode_faults import settle
+from tests.support.faults.datanode_faults import block_problem, settle
 from tests.support.local.stack import LocalKafka
 from tests.support.sdk.key_world import KIB, MIB, KeyWorld
 
@@ -46,7 +45,6 @@ PIECE_BYTES = 100 * KIB
 LONGEST_PAUSE_S = 4.0
 PROGRESS_S = 180.0
 """How long after a fault a file must be acknowledged again."""
-WATCH_MS = 30_000
 OVERWRITES = 2
 """Keys that a client writes again for each new one."""
 PROBLEMS = ("lost", "wrong", "replaced", "divergent")
@@ -185,24 +183,15 @@ class Campaign:
             for container_id, local_id, offset, length, bcs_id in found["blocks"]:
                 block = Block(container_id % 256, container_id, local_id)
                 for name in self.nodes.pipelines[block.partition]:
-                    if (problem := self._compare(name, block, data[offset : offset + length], bcs_id)) is not None:
+                    if (
+                        problem := block_problem(self.nodes, name, block, data[offset : offset + length], bcs_id)
+                    ) is not None:
                         yield problem
         for partition in self.nodes.pipelines:
             try:
                 self.nodes.wait_converged(partition)
             except AssertionError as error:
                 yield "divergent", str(error)
-
-    def _compare(self, name: str, block: Block, data: bytes, bcs_id: int) -> tuple[str, str] | None:
-        try:
-            (watched,) = self.nodes.watch(block, len(data), bcs_id=bcs_id, names=[name], timeout_ms=WATCH_MS)
-            if not watched.satisfied:
-                return "lost", f"{block} on {name}: {watched}"
-            if self.nodes.read(name, block, len(data), bcs_id=bcs_id) != data:
-                return "wrong", f"{block} on {name}"
-        except BlockError as error:
-            return "lost", f"{block} on {name}: {error}"
-        return None
 
 
 def run(folder: Path, *, kills: int, writers: int, seed: int) -> dict[str, Any]:

@@ -14,9 +14,7 @@ import pytest
 
 from producers import Client
 from producers.requests.keys import session_of
-from replicated_db.core.log.position import POSITION_KEY, Position
 from replicated_db.core.log.reading import Reading
-from replicated_db.core.tables.column_families import TRANSACTION_INFO
 from schemas.codecs.codec import decode_as
 from schemas.codecs.envelopes import responses_in
 from schemas.records.log import LeaderClaim
@@ -25,6 +23,7 @@ from schemas.topics import OM_RESPONSES
 from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.faults import lose_leader
 from stratolog.drills.kit.load import Load, put_key
+from stratolog.drills.kit.rebuild import stored_offset
 from stratolog.drills.kit.session import Session
 from tests.support.faults.stack_faults import (
     Tap,
@@ -92,9 +91,7 @@ def test_a_follower_is_killed(stack: TestStack, client: Client, fault_round: int
         stored = {}
         for shard in range(SHARDS):
             with database(stack, victim, shard) as store:
-                row = store.get(TRANSACTION_INFO, POSITION_KEY)
-                assert row is not None
-                stored[shard] = Position.decode(row).offset
+                stored[shard] = stored_offset(store)
         load.wait_more(MORE_KEYS)
         stack.start_node(victim)
         load.wait_more(MORE_KEYS)

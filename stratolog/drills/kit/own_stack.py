@@ -6,7 +6,7 @@ It lies in a directory below the running stack's, uses free ports, and is stoppe
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -41,18 +41,33 @@ def own_stack(
     """
     with scratch(session, settings, drill) as folder:
         wanted = replace(_settings(settings, folder), bootstrap_bytes_per_s=bytes_per_s)
+        with started(session, wanted, f"start a stack in {folder}", detached=detached) as own:
+            yield Cluster(settings=own, detached=detached)
 
-        def remove() -> str:
-            stack.down(wanted, remove_data=True)
-            return "the drill's own stack is stopped and deleted"
 
-        stopped = session.touching("a stack of this drill's own", remove)
-        with session.step(f"start a stack in {folder}") as found:
-            own = stack.up(wanted, detached=detached)
-            found(f"{', '.join(node.name for node in own.nodes)} on {own.bootstrap_servers}")
-        yield Cluster(settings=own, detached=detached)
-        with session.step("stop and delete the drill's stack"):
-            stopped()
+@contextmanager
+def started(session: Session, wanted: Settings, text: str, *, detached: bool) -> Iterator[Settings]:
+    """Start a stack in a step of that text, and yield its settings; stop and delete it at the end."""
+    stopped = to_be_deleted(session, wanted)
+    with session.step(text) as found:
+        own = stack.up(wanted, detached=detached)
+        names = [node.name for node in own.nodes] + [datanode.name for datanode in own.datanodes]
+        found(f"{', '.join(names)} on {own.bootstrap_servers}")
+    yield own
+    with session.step("stop and delete the drill's stack"):
+        stopped()
+
+
+def to_be_deleted(
+    session: Session, wanted: Settings, which: str = "a stack of this drill's own", name: str = "the drill's own stack"
+) -> Callable[[], None]:  # fmt: skip
+    """Say that a stack is touched that is deleted in the end; return what stops and deletes it now."""
+
+    def remove() -> str:
+        stack.down(wanted, remove_data=True)
+        return f"{name} is stopped and deleted"
+
+    return session.touching(which, remove)
 
 
 def _settings(settings: Settings, folder: Path) -> Settings:

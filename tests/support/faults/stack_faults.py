@@ -18,7 +18,6 @@ from typing import Self
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from om_processors.execution.service import OM_FAMILIES
 from producers import Client
 from producers.errors import RequestFailed
 from replicated_db.core.log.position import Position
@@ -38,6 +37,7 @@ from stratolog.drills.kit.aftermath import judge_listings
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.core.judging import Aftermath
 from stratolog.drills.kit.load import Load, listed, usage
+from stratolog.drills.kit.rebuild import opened_store
 from stratolog.local.processes import wait_until
 from stratolog.local.spawning import node_command, node_environment
 from tests.support.local.stack import TestStack
@@ -261,11 +261,8 @@ def bystander(stack: TestStack) -> str:
 def database(stack: TestStack, node: str, shard: int) -> Iterator[RocksStore]:
     """Open the RocksDB of a node that does not run."""
     assert node not in stack.nodes, f"{node} runs"
-    store = RocksStore(stack.settings.node_folder(node) / f"shard-{shard}", OM_FAMILIES.names)
-    try:
+    with opened_store(stack.settings.node_folder(node) / f"shard-{shard}") as store:
         yield store
-    finally:
-        store.close()
 
 
 def run_to_its_end(stack: TestStack, node: str, timeout_s: float = 3 * PATIENCE_S) -> tuple[int, str]:
