@@ -205,20 +205,14 @@ class Chaos:
                 assert not ended, f"client {ended} ended by itself\n{self.client_log()}"
                 return self.acknowledged(numbers) >= wanted
 
-            self.stack.wait(f"{more} more acknowledgements on {self._volumes[residue]}", come, PATIENCE_S)
+            self.stack.wait(f"{more} more acknowledgements on {self._volumes[residue]}", come)
 
     def wait_leader(self, shard: int = 0, *, other_than: str = "") -> str:
-        return self.stack.wait_leader(shard, other_than=other_than, timeout_s=PATIENCE_S)
-
-    def view(self, name: str, shard: int) -> dict[str, Any]:
-        return self.stack.view(name, shard)
-
-    def take(self, session: Session, name: str, fault: ProcessFault) -> Callable[[], object]:
-        return self.stack.take(session, name, fault)
+        return self.stack.wait_leader(shard, other_than=other_than)
 
     def lose_leader(self, shard: int, fault: ProcessFault, writes: Callable[[], None] = lambda: None) -> LostLeader:
         """Take a shard's leader away until another one leads, as a drill does; its steps are told to nobody."""
-        return lose_leader(Session(), self, shard, fault, writes)
+        return lose_leader(Session(), self.stack, shard, fault, writes)
 
     def followers(self, shard: int = 0) -> list[str]:
         """Return the running nodes that do not lead the shard."""
@@ -237,7 +231,7 @@ class Chaos:
             assert self.stack.nodes[node].is_running(), f"{node} ended by itself\n{self.stack.logs()}"
             return self.applied(node, shard) >= goal
 
-        self.stack.wait(f"{node} has applied offset {goal} of shard {shard}", reached, PATIENCE_S)
+        self.stack.wait(f"{node} has applied offset {goal} of shard {shard}", reached)
 
     def applied(self, node: str, shard: int = 0) -> int:
         """Return the offset of the last record that a node says to have applied, -1 if it says nothing."""
@@ -254,7 +248,7 @@ class Chaos:
         def found() -> bool:
             return any(self.applied(name, shard) >= goal for name in self.followers(shard))
 
-        self.stack.wait(f"a follower has applied offset {goal} of shard {shard}", found, PATIENCE_S)
+        self.stack.wait(f"a follower has applied offset {goal} of shard {shard}", found)
 
     def wait_all_caught_up(self) -> None:
         for name in list(self.stack.nodes):
@@ -317,12 +311,13 @@ def stack_of(plan: Plan, folder: Path, network: Network | None) -> Iterator[Test
     """Start the stack that a fault needs: on hosts of ``network`` (brokers ``kafka1``…, nodes ``om1``…), else all on this machine."""
     with ExitStack() as started:
         jvm = QUICK_START_JVM if plan.times <= 1 and not plan.acknowledged else LONG_RUN_JVM
-        listeners = () if network is None else _broker_hosts(network, plan.brokers)
+        listeners = () if network is None else broker_hosts(network, plan.brokers)
         kafka = started.enter_context(LocalKafka(folder / "kafka", brokers=plan.brokers, jvm=jvm, listeners=listeners))
         stack = TestStack(
             folder, kafka=kafka, shards=plan.shards, brokers=plan.brokers, session_timeout_ms=plan.session_timeout_ms,
             barrier_interval_ms=BARRIER_INTERVAL_MS,
         )  # fmt: skip
+        stack.patience_s = PATIENCE_S
         stack.settings = replace(stack.settings, **dict(plan.fault.settings))
         if network is not None:
             _put_nodes_on_hosts(network, stack)
@@ -330,7 +325,7 @@ def stack_of(plan: Plan, folder: Path, network: Network | None) -> Iterator[Test
         yield started.enter_context(stack)
 
 
-def _broker_hosts(network: Network, brokers: int) -> tuple[Listener, ...]:
+def broker_hosts(network: Network, brokers: int) -> tuple[Listener, ...]:
     hosts = [network.add(f"kafka{number}") for number in range(1, brokers + 1)]
     return tuple(
         Listener(broker=BROKER_PORT, controller=CONTROLLER_PORT, host=host.address, launcher=host.launcher)

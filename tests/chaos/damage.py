@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.campaign import PATIENCE_S, Chaos
+from tests.chaos.campaign import Chaos
 
 FLIP = 0x40
 
@@ -56,7 +56,7 @@ class LogMark:
 def wait_stopped(chaos: Chaos, node: str, mark: LogMark) -> str:
     """Wait until a node has ended by itself, and return the line in which it says why: one of a StopProcess."""
     process = chaos.stack.nodes[node]
-    chaos.stack.wait(f"{node} stops by itself", lambda: not process.is_running(), PATIENCE_S)
+    chaos.stack.wait(f"{node} stops by itself", lambda: not process.is_running())
     chaos.stack.nodes.pop(node)
     said = [line["message"] for line in mark.lines() if line["level"] == "CRITICAL"]
     assert said, f"{node} ended without a word\n{chaos.stack.logs()}"

@@ -203,11 +203,6 @@ def names_at(place: DrillPlace) -> list[str]:
     return [drill.name for drill in DRILLS if drill.place is place]
 
 
-def campaign_of(drill: str) -> str:
-    """Return the name of the campaign that inflicts the same as a drill; for an unknown name, raises UsageError."""
-    return find(drill).campaign
-
-
 def find(name: str) -> Drill:
     """Return a drill by name; for an unknown name, raises UsageError with all names."""
     for drill in DRILLS:

@@ -8,41 +8,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from producers.client import Client
 from producers.errors import OutcomeUnknown, StratologError
 from producers.requests.core.calls import Outcome
 from producers.requests.keys import fit_blocks, session_of
 from schemas.records.messages import CommitKey, CreateKey, DeleteKey, KeySession, PutKey, RequestBody, Response
-from stratolog.drills.kit.core.journal import CHAINS, COMMIT, CREATE, DELETE, data_of, key_of, size_of
+from stratolog.drills.kit.core.journal import CHAINS, COMMIT, CREATE, DELETE, Journal, data_of, key_of, size_of
+from stratolog.drills.kit.journal_file import JournalFile
 from transport.waiting.deadline import Deadline
 
 IDLE_S = 0.05
 """How often a writer that waits for room looks whether it is to stop."""
 
 
-class JournalNotes(Protocol):
-    """Takes note of requests: a Journal, or a JournalFile."""
-
-    def on_tried(self, key: str, step: str) -> None:
-        """Take note of a request that is about to be sent."""
-
-    def on_acknowledged(self, key: str, step: str, *, call_id: int, index: int, at_ms: int) -> None:
-        """Take note of an acknowledgement."""
-
-    def on_refused(self, key: str, step: str, why: str) -> None:
-        """Take note of a refusal for good."""
-
-    def on_unknown(self, key: str, step: str, why: str) -> None:
-        """Take note that nobody knows what became of a request."""
-
-
 class ChainWriter:
     """Keys one after the other in ``in_flight`` chains of requests; ``chains``: the steps of a key, by its number."""
 
     def __init__(
-        self, client: Client, notes: JournalNotes, *, volume: str, bucket: str, in_flight: int, chains: Sequence[str] = CHAINS
+        self, client: Client, notes: Journal | JournalFile, *, volume: str, bucket: str, in_flight: int, chains: Sequence[str] = CHAINS
     ) -> None:  # fmt: skip
         self._client = client
         self._notes = notes
@@ -112,7 +96,7 @@ class ChainWriter:
             done(error)
 
 
-def note_ack(notes: JournalNotes, key: str, step: str, response: Response) -> None:
+def note_ack(notes: Journal | JournalFile, key: str, step: str, response: Response) -> None:
     """Take note of an acknowledgement, now."""
     at_ms = time.monotonic_ns() // 1_000_000
     notes.on_acknowledged(key, step, call_id=response.call_id, index=response.index, at_ms=at_ms)

@@ -7,7 +7,7 @@ while it is still reading the log: one node that has caught up is enough.
 
 from __future__ import annotations
 
-from stratolog.drills.kit.catalogue import ProcessFault, campaign_of
+from stratolog.drills.kit.catalogue import ProcessFault, find
 from tests.chaos.campaign import Chaos, Fault
 
 
@@ -18,4 +18,4 @@ def inject(chaos: Chaos, _round: int) -> None:
     chaos.wait_spare()
 
 
-FAULT = Fault(name=campaign_of("kill-leader"), inject=inject)
+FAULT = Fault(name=find("kill-leader").campaign, inject=inject)

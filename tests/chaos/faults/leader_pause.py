@@ -6,8 +6,8 @@ follows, and catches up. Whoever asked it is answered by the new leader, once.
 
 from __future__ import annotations
 
-from stratolog.drills.kit.catalogue import ProcessFault, campaign_of
-from tests.chaos.campaign import PATIENCE_S, Chaos, Fault
+from stratolog.drills.kit.catalogue import ProcessFault, find
+from tests.chaos.campaign import Chaos, Fault
 
 
 def inject(chaos: Chaos, _round: int) -> None:
@@ -16,11 +16,12 @@ def inject(chaos: Chaos, _round: int) -> None:
     lost.give_back()
     chaos.stack.wait(
         f"{lost.name} knows that it does not lead by the claim that it led by",
-        lambda: chaos.view(lost.name, shard).get("term", -1) >= chaos.view(lost.successor, shard).get("term", 0),
-        PATIENCE_S,
+        lambda: (
+            chaos.stack.view(lost.name, shard).get("term", -1) >= chaos.stack.view(lost.successor, shard).get("term", 0)
+        ),
     )
     chaos.wait_caught_up(lost.name)
     chaos.wait_progress()
 
 
-FAULT = Fault(name=campaign_of("zombie-leader"), inject=inject)
+FAULT = Fault(name=find("zombie-leader").campaign, inject=inject)

@@ -6,7 +6,7 @@ that from the log, follows and catches up. It is never restarted.
 
 from __future__ import annotations
 
-from tests.chaos.campaign import PATIENCE_S, Chaos, Fault
+from tests.chaos.campaign import Chaos, Fault
 from tests.support.faults.netns import why_not
 
 
@@ -20,7 +20,6 @@ def inject(chaos: Chaos, round_number: int) -> None:
             chaos.stack.wait(
                 f"another leader than {cut_off}",
                 lambda: [name for name in chaos.stack.leaders(0) if name != cut_off],
-                PATIENCE_S,
             )
         chaos.wait_progress()
     finally:

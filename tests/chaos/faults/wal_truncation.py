@@ -22,7 +22,7 @@ def inject(chaos: Chaos, _round: int) -> None:
     def written() -> bool:
         return max((path.stat().st_size for path in folder.glob("*.log")), default=0) >= MIN_WAL_BYTES
 
-    stack.wait(f"{victim} has written {MIN_WAL_BYTES} bytes to its WAL", written, 180.0)
+    stack.wait(f"{victim} has written {MIN_WAL_BYTES} bytes to its WAL", written)
     before = chaos.applied(victim)
     stack.kill_node(victim)
     newest = max(folder.glob("*.log"), key=lambda path: int(path.stem))

@@ -19,7 +19,7 @@ from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
-from tests.chaos.campaign import PATIENCE_S, Fault
+from tests.chaos.campaign import Fault
 from tests.chaos.damage import LogMark
 from tests.chaos.installs.flipping_proxy import FlippingProxy
 from tests.chaos.installs.world import SHARD, InstallWorld
@@ -129,7 +129,7 @@ def _on_disk(world: InstallWorld, flips: Flips, kind: str, count: Count) -> None
     flips.begin("")
     contents = _flip_file(world, leader)
     world.stack.start_node(world.victim)
-    world.stack.wait("the victim answers", lambda: world.stack.shard(world.victim, SHARD), PATIENCE_S)
+    world.stack.wait("the victim answers", lambda: world.stack.shard(world.victim, SHARD))
     installed = world.stack.shard(world.victim, SHARD).get("installed") or {}
     ended = not world.stack.nodes[leader].is_running()
     if contents & flips.sent:

@@ -160,6 +160,8 @@ class TestStack:
         self.datanodes: dict[str, Process] = {}
         self.launchers: dict[str, tuple[str, ...]] = {}
         """Words to put before a node's command, as in ``ip netns exec NAME``."""
+        self.patience_s = DEFAULT_TIMEOUT_S
+        """How long a wait may last that is not told."""
 
     # ------------------------------------------------------------------------------------------- life
 
@@ -297,7 +299,7 @@ class TestStack:
         found = node_answer(self.address(node or next(iter(self.nodes))), "/v1/datanodes?consistency=stale") or {}
         return next((one for one in found.get("datanodes", ()) if one["datanode"] == name), {})
 
-    def wait_pipeline(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def wait_pipeline(self, timeout_s: float = 0.0) -> None:
         """Wait until every running node sees a pipeline that takes blocks."""
         running = replace(self.settings, nodes=tuple(node for node in self.settings.nodes if node.name in self.nodes))
         self.wait(
@@ -336,8 +338,12 @@ class TestStack:
 
     # -------------------------------------------------------------------------------------------- waits
 
-    def wait(self, what: str, condition: Callable[[], Any], timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """Poll until ``condition`` returns something true, and return that; AssertionError with logs if it never does."""
+    def wait(self, what: str, condition: Callable[[], Any], timeout_s: float = 0.0) -> Any:
+        """Poll until ``condition`` returns something true, and return that; AssertionError with logs if it never does.
+
+        Without ``timeout_s``, here and in the waits below, it is ``patience_s``.
+        """
+        timeout_s = timeout_s or self.patience_s
         found: list[Any] = []
 
         def holds() -> bool:
@@ -348,13 +354,13 @@ class TestStack:
             raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{self.logs()}")
         return found[0]
 
-    def wait_led(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def wait_led(self, timeout_s: float = 0.0) -> None:
         """Wait until each shard has one leader that all running nodes know."""
         running = tuple(node for node in self.settings.nodes if node.name in self.nodes)
         view = replace(self.settings, nodes=running)
         self.wait("one leader for each shard, known to all", lambda: is_led(view) or self._check_alive(), timeout_s)
 
-    def wait_leader(self, shard: int, *, other_than: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
+    def wait_leader(self, shard: int, *, other_than: str | None = None, timeout_s: float = 0.0) -> str:
         """Wait for a leader of the shard (another one than ``other_than``), and return its name."""
 
         def found() -> str | None:
@@ -363,7 +369,7 @@ class TestStack:
         what = f"a leader of shard {shard}" + (f" other than {other_than}" if other_than else "")
         return str(self.wait(what, found, timeout_s))
 
-    def wait_converged(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[int, dict[str, Any]]:
+    def wait_converged(self, timeout_s: float = 0.0) -> dict[int, dict[str, Any]]:
         """Wait until all running nodes stand at one index with one digest per shard; return one view per shard."""
 
         def views() -> dict[int, dict[str, Any]] | None:
