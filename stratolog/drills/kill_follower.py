@@ -10,13 +10,11 @@ import tempfile
 from pathlib import Path
 
 from stratolog.drills.core import digest_findings
-from stratolog.drills.kit.aftermath import judge_load
+from stratolog.drills.kit.aftermath import judged_load
 from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.load import own_load
 from stratolog.drills.kit.rebuild import opened_store, stored_offset
 from stratolog.drills.kit.session import Session
-from stratolog.drills.kit.taps import ReportTap
 
 WRITES = 20
 
@@ -26,11 +24,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
     with session.step("check that the stack is whole"):
         cluster.check_whole()
     victim = cluster.follower_of(shard)
-    with (
-        ReportTap(cluster.settings.connection, shard) as reports,
-        own_load(session, cluster, "kill-follower", shard) as load,
-    ):
-        before = int(cluster.view(victim, shard)["applied_offset"])
+    with judged_load(session, cluster, "kill-follower", shard) as (load, judge):
         with session.step(f"SIGKILL {victim}, a follower of shard {shard}"):
             start_again = cluster.take(session, victim, ProcessFault.KILL)
         with session.step("read the position that it has stored, from a copy of its database") as found:
@@ -42,7 +36,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
             cluster.wait_led()
             cluster.wait_caught_up(victim, shard)
             load.wait_more(WRITES)
-        judge_load(session, cluster, shard, load, reports, before)
+        judge()
         view = cluster.view(victim, shard)
         read = int(view["records_applied"]) + int(view["records_void"])
         session.find(digest_findings.resumed(stored, int(view["read_offset"]), read))

@@ -5,14 +5,12 @@ No write may be lost or doubled.
 
 from __future__ import annotations
 
-from stratolog.drills.kit.aftermath import judge_load
+from stratolog.drills.kit.aftermath import judged_load
 from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.core import write_findings
 from stratolog.drills.kit.faults import lose_leader
-from stratolog.drills.kit.load import own_load
 from stratolog.drills.kit.session import Session
-from stratolog.drills.kit.taps import ReportTap
 
 WRITES = 20
 
@@ -21,17 +19,14 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
     """Run the drill."""
     with session.step("check that the stack is whole"):
         cluster.check_whole()
-    with (
-        ReportTap(cluster.settings.connection, shard) as reports,
-        own_load(session, cluster, "kill-leader", shard) as load,
-    ):
+    with judged_load(session, cluster, "kill-leader", shard) as (load, judge):
         lost = lose_leader(session, cluster, shard, ProcessFault.KILL, lambda: load.wait_more(WRITES))
         with session.step(f"start {lost.name} again, wait until it has caught up"):
             lost.give_back()
             cluster.wait_led()
             cluster.wait_caught_up(lost.name, shard)
             load.wait_more(WRITES)
-        seen = judge_load(session, cluster, shard, load, reports, int(lost.view["applied_offset"]))
+        seen = judge()
         pause_s = write_findings.failover_s(load.journal, lost.at_s, seen.claims, int(lost.view["term"]))
         session.find(write_findings.failed_over(lost.name, lost.successor, pause_s))
         if pause_s is not None:

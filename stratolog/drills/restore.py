@@ -20,12 +20,12 @@ from stratolog.backups.restoring import RestoredCluster, RestoreWish, restore_st
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import NodeAddress
 from stratolog.drills.core import install_findings
-from stratolog.drills.kit.aftermath import judge_load
+from stratolog.drills.kit.aftermath import judge_load, scan_all
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.core import write_findings
 from stratolog.drills.kit.core.journal import Journal
 from stratolog.drills.kit.load import BUCKET, Load, client_of, listed, put_key, volume_name
-from stratolog.drills.kit.own_stack import SHARD, own_stack, scan_all, to_be_deleted
+from stratolog.drills.kit.own_stack import SHARD, own_stack, to_be_deleted
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import ReportTap
 from stratolog.local import stack
@@ -103,7 +103,7 @@ def _judge_rows(
     part = made.parts[SHARD]
     held = journal.as_of(part.index)
     with session.step("scan every restored replica, and list its keys"):
-        scans = scan_all(restored)
+        scans = scan_all(restored, SHARD)
         listings = {name: listed(restored, name, volume) for name in restored.names}
     session.find(
         install_findings.restored(part.digest, found.shards[SHARD].digest, scans),

@@ -17,11 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shlex
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -33,6 +30,7 @@ from typing import Any
 
 from schemas.records.datanode import Member
 from stratolog.local.processes import Process, spawn
+from tests.chaos.command import note, run_campaign
 from tests.chaos.failing_writers import Overwriter, counted
 from tests.support.datanodes.datanodes import ROOT, Block, Datanodes
 from tests.support.faults.datanode_faults import block_problem, settle
@@ -196,7 +194,6 @@ class Campaign:
 
 def run(folder: Path, *, kills: int, writers: int, seed: int) -> dict[str, Any]:
     """Run a campaign and return its figures."""
-    began = time.monotonic()
     with ExitStack() as started:
         kafka = started.enter_context(LocalKafka(folder / "kafka"))
         nodes = started.enter_context(Datanodes(folder, kafka, count=4))
@@ -207,22 +204,20 @@ def run(folder: Path, *, kills: int, writers: int, seed: int) -> dict[str, Any]:
             for number in range(1, kills + 1):
                 campaign.round()
                 if number % 10 == 0:
-                    _note(f"{number} of {kills}: {len(campaign.acknowledged())} files; {dict(campaign.hit)}")
+                    note(f"{number} of {kills}: {len(campaign.acknowledged())} files; {dict(campaign.hit)}")
         finally:
             campaign.finish()
         files = campaign.acknowledged()
-        _note(f"comparing {len(files)} files")
+        note(f"comparing {len(files)} files")
         problems: Counter[str] = Counter()
         for kind, what in campaign.judge():
             problems[kind] += 1
-            _note(f"{kind}: {what}")
+            note(f"{kind}: {what}")
     return {
         "faults": kills, "hit": dict(campaign.hit), "acknowledged_files": len(files),
         "acknowledged_bytes": sum(found["length"] for found in files),
         "failed_writers": counted(campaign.journalled())["failed"],
         **{kind: problems[kind] for kind in PROBLEMS},
-        "seconds": round(time.monotonic() - began),
-        "command": "python -m tests.chaos.datanodes " + shlex.join(sys.argv[1:]),
     }  # fmt: skip
 
 
@@ -239,18 +234,12 @@ def main() -> int:
     if options.client is not None:
         write_files(options.client, options.addresses, options.journal)
         return 0
-    folder = Path(tempfile.mkdtemp(prefix="stratolog-chaos-datanodes-"))
-    figures = run(folder, kills=options.kills, writers=options.writers, seed=options.seed)
-    print(json.dumps(figures), flush=True)
-    if any(figures[kind] for kind in PROBLEMS):
-        _note(f"journals and logs are in {folder}")
-        return 1
-    shutil.rmtree(folder, ignore_errors=True)
-    return 0
 
+    def body(folder: Path) -> tuple[dict[str, Any], bool]:
+        figures = run(folder, kills=options.kills, writers=options.writers, seed=options.seed)
+        return figures, not any(figures[kind] for kind in PROBLEMS)
 
-def _note(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+    return 0 if run_campaign("tests.chaos.datanodes", {}, body, "datanodes") else 1
 
 
 if __name__ == "__main__":

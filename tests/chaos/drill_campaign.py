@@ -28,8 +28,10 @@ def run_once(name: str, folder: Path) -> DrillReport:
     return session.run(name, None, lambda told: BESIDE_THE_STACK[name](told, cluster), data_dir=folder)
 
 
-def run(name: str, times: int, folder: Path, note: Callable[[str], None], stop: Event) -> dict[str, Any]:
-    """Run a drill so many times; return the figures of the campaign. Once ``stop`` is set the run at work is the last."""
+def run(
+    name: str, times: int, folder: Path, *, note: Callable[[str], None], stop: Event
+) -> tuple[dict[str, Any], bool]:
+    """Run a drill so many times; return the figures of the campaign, and whether all passed. Once ``stop`` is set the run at work is the last."""
     verdicts, wrong = Counter[str](), []
     while not stop.is_set() and verdicts.total() < times:
         report = run_once(name, folder)
@@ -38,4 +40,4 @@ def run(name: str, times: int, folder: Path, note: Callable[[str], None], stop: 
         if report.verdict != PASSED:
             note(report.reason)
             wrong.append(report.reason)
-    return {"times": verdicts.total(), "verdicts": dict(verdicts), "wrong": wrong}
+    return {"times": verdicts.total(), "verdicts": dict(verdicts), "wrong": wrong}, not wrong

@@ -17,18 +17,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import shutil
-import signal
 import sys
-import tempfile
-import threading
-import time
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 from tests.chaos import drill_campaign
 from tests.chaos.campaign import DOORS, Plan, run
+from tests.chaos.command import note, run_campaign, stopped_by_interrupts
 from tests.chaos.registry import DRILLS, FAULTS
 
 
@@ -44,48 +42,23 @@ def main() -> int:
         return 0
     if options.fault not in {*FAULTS, *DRILLS}:
         parser.error(f"--fault {options.fault}: there is {', '.join([*FAULTS, *DRILLS])}")
-    stop = threading.Event()
-    signal.signal(signal.SIGINT, lambda *_: _stop_soon(stop))
+    stop = stopped_by_interrupts()
     if options.fault in DRILLS:
-        return _run_drill(options.fault, options.times, stop)
-    plan = _plan(options)
-    if reason := plan.fault.why_not():
-        print(json.dumps({"fault": plan.fault.name, "skipped": reason}), flush=True)
-        return 0
-    folder = Path(tempfile.mkdtemp(prefix=f"stratolog-chaos-{plan.fault.name}-"))
-    try:
-        rounds, findings, seconds = run(plan, folder, _note, stop)
-    except BaseException:
-        _note(f"journals and logs are in {folder}")
-        raise
-    words = findings.words
-    figures = {name: value for name, value in asdict(findings).items() if name != "words"}
-    line = {"fault": plan.fault.name, "times": rounds, **figures, "seconds": round(seconds), "command": _command()}
-    for word in words:
-        _note(word)
-    print(json.dumps(line), flush=True)
-    if not findings.sound:
-        _note(f"journals and logs are in {folder}")
-        return 1
-    shutil.rmtree(folder, ignore_errors=True)
-    return 0
+        body = partial(drill_campaign.run, options.fault, options.times, note=note, stop=stop)
+    else:
+        plan = _plan(options)
+        if reason := plan.fault.why_not():
+            print(json.dumps({"fault": plan.fault.name, "skipped": reason}), flush=True)
+            return 0
+        body = partial(_run, plan, stop=stop)
+    return 0 if run_campaign("tests.chaos.run", {"fault": options.fault}, body, options.fault) else 1
 
 
-def _run_drill(name: str, times: int, stop: threading.Event) -> int:
-    """Run a drill beside the stack so many times, print its line, and return the exit status."""
-    begun_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix=f"stratolog-chaos-{name}-") as folder:
-        figures = drill_campaign.run(name, times, Path(folder), _note, stop)
-    line = {"fault": name, **figures, "seconds": round(time.monotonic() - begun_s), "command": _command()}
-    print(json.dumps(line), flush=True)
-    return 1 if figures["wrong"] else 0
-
-
-def _stop_soon(stop: threading.Event) -> None:
-    if stop.is_set():
-        raise KeyboardInterrupt
-    _note("this round is the last one")
-    stop.set()
+def _run(plan: Plan, folder: Path, *, stop: Event) -> tuple[dict[str, Any], bool]:
+    rounds, found, seconds = run(plan, folder, note, stop)
+    for word in found.words:
+        note(word)
+    return {"times": rounds, **found.figures(), "seconds": round(seconds)}, found.sound
 
 
 def _plan(options: argparse.Namespace) -> Plan:
@@ -123,14 +96,6 @@ def _doors(text: str) -> tuple[str, ...]:
     if not set(found) <= set(DOORS):
         raise argparse.ArgumentTypeError(f"{text!r}: some of {', '.join(DOORS)}, with commas between")
     return found
-
-
-def _command() -> str:
-    return "python -m tests.chaos.run " + shlex.join(sys.argv[1:])
-
-
-def _note(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ from stratolog.drills.installs.core import kill_findings
 from stratolog.drills.installs.core.stages import InstallStage
 from stratolog.drills.installs.kills import InstallKills, Kill
 from stratolog.drills.installs.victim import NodeVictim
+from stratolog.drills.kit.aftermath import judge_at_rest
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.core import write_findings
-from stratolog.drills.kit.load import Load, listed, own_load
-from stratolog.drills.kit.own_stack import SHARD, own_stack, scan_all, trim_log
+from stratolog.drills.kit.load import Load, own_load
+from stratolog.drills.kit.own_stack import SHARD, own_stack, trim_log
 from stratolog.drills.kit.session import Session
 from stratolog.local.state import NODE
 
@@ -100,11 +100,8 @@ def _kill_the_peer(session: Session, own: Cluster, victim: NodeVictim, load: Loa
 
 
 def _judge(session: Session, own: Cluster, victim: NodeVictim, load: Load, kills: list[Kill]) -> None:
-    with session.step("stop the load, and scan every replica"):
-        load.wait_more(WRITES)
-        load.stop()
-        scans = scan_all(own)
-        listings = {name: listed(own, name, load.volume) for name in own.names}
+    load.wait_more(WRITES)
+    judge_at_rest(session, own, SHARD, load)
     said = own.view(victim.name, SHARD).get("installed")
     met = Counter(kill.found for kill in kills)
     session.find(
@@ -113,12 +110,9 @@ def _judge(session: Session, own: Cluster, victim: NodeVictim, load: Load, kills
             sum(kill.kept_bytes for kill in kills), sum(kill.fetched_again for kill in kills)
         ),
         install_findings.installed(victim.name, said, install_words(said) if said else "", 0),
-        install_findings.scans_equal(scans),
-        *write_findings.writes_hold(load.journal, listings),
     )
     session.figures["kills"] = len(kills)
     session.figures["kept_bytes"] = float(sum(kill.kept_bytes for kill in kills))
-    session.figures["acknowledged_writes"] = len(load.journal.acknowledged)
     for name in ("fetched_bytes", "saved_bytes", "took_s"):
         session.figures[f"last_install_{name}"] = float(said[name]) if said else 0.0
     if missed := kill_findings.every_stage(met, STAGES):

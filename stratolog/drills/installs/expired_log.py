@@ -11,11 +11,11 @@ from typing import Any
 
 from stratolog.cluster.installs import install_words
 from stratolog.drills.core import install_findings
+from stratolog.drills.kit.aftermath import judge_at_rest
 from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.core import write_findings
-from stratolog.drills.kit.load import Load, listed, own_load
-from stratolog.drills.kit.own_stack import SHARD, own_stack, scan_all, trim_log
+from stratolog.drills.kit.load import Load, own_load
+from stratolog.drills.kit.own_stack import SHARD, own_stack, trim_log
 from stratolog.drills.kit.session import Session
 
 WRITES = 100
@@ -31,15 +31,7 @@ def run(session: Session, cluster: Cluster) -> None:
             for time in TIMES:
                 said = _be_away(session, own, victim, load, time)
             session.find(install_findings.saved(said))
-            with session.step("stop the load, and scan every replica"):
-                load.stop()
-                scans = scan_all(own)
-                listings = {name: listed(own, name, load.volume) for name in own.names}
-            session.find(
-                install_findings.scans_equal(scans),
-                *write_findings.writes_hold(load.journal, listings),
-            )
-            session.figures["acknowledged_writes"] = len(load.journal.acknowledged)
+            judge_at_rest(session, own, SHARD, load)
 
 
 def _be_away(session: Session, own: Cluster, victim: str, load: Load, time: str) -> dict[str, Any] | None:

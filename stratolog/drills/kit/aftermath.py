@@ -6,17 +6,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from stratolog.configuration.settings import Settings
-from stratolog.drills.core import digest_findings
+from stratolog.drills.core import digest_findings, install_findings
+from stratolog.drills.core.install_findings import ScannedDigest
 from stratolog.drills.core.log_digest import differing, unsigned
 from stratolog.drills.core.log_survey import Survey
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.core import write_findings
 from stratolog.drills.kit.core.journal import Journal
 from stratolog.drills.kit.core.judging import Aftermath, LogCount, judge_listing
-from stratolog.drills.kit.load import Load, listed, usage
+from stratolog.drills.kit.load import Load, listed, own_load, usage
 from stratolog.drills.kit.log_reading import survey
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import INCREMENTAL, ReportTap, sums_of
@@ -24,6 +26,22 @@ from stratolog.drills.kit.taps import INCREMENTAL, ReportTap, sums_of
 SLOTS_NAMED = 9
 SCAN_TIMEOUT_S = 120.0
 """A scan of a million rows on a busy machine takes many seconds."""
+
+
+@contextmanager
+def judged_load(
+    session: Session, cluster: Cluster, drill: str, shard: int
+) -> Iterator[tuple[Load, Callable[[], Survey]]]:  # fmt: skip
+    """Write to a volume of the drill's own in ``shard``; yield the load, and what stops and judges it (judge_load).
+
+    The volume is deleted however the drill ends.
+    """
+    since = int(cluster.view(cluster.wait_leader(shard), shard)["applied_offset"])
+    with (
+        ReportTap(cluster.settings.connection, shard) as reports,
+        own_load(session, cluster, drill, shard) as load,
+    ):
+        yield load, lambda: judge_load(session, cluster, shard, load, reports, since)
 
 
 def judge_load(session: Session, cluster: Cluster, shard: int, load: Load, reports: ReportTap, since: int) -> Survey:
@@ -63,6 +81,29 @@ def judge_load(session: Session, cluster: Cluster, shard: int, load: Load, repor
     )  # fmt: skip
     session.figures["acknowledged_writes"] = len(journal.acknowledged)
     return seen
+
+
+def judge_at_rest(session: Session, cluster: Cluster, shard: int, load: Load) -> None:
+    """Stop the load, and judge it by a full scan of every replica: for a log that cannot be read from its first record."""
+    with session.step("stop the load, and scan every replica"):
+        load.stop()
+        scans = scan_all(cluster, shard)
+        listings = {name: listed(cluster, name, load.volume) for name in cluster.names}
+    session.find(install_findings.scans_equal(scans), *write_findings.writes_hold(load.journal, listings))
+    session.figures["acknowledged_writes"] = len(load.journal.acknowledged)
+
+
+def scan_all(cluster: Cluster, shard: int) -> dict[str, ScannedDigest]:
+    """Return every node's digest by a full scan, once all have applied what the leader had."""
+    for name in cluster.names:
+        cluster.wait_caught_up(name, shard)
+    found = {}
+    for name in cluster.names:
+        answer = cluster.get(name, f"/v1/shards/{shard}/digest", scrub="true")
+        found[name] = ScannedDigest(
+            index=int(answer["index"]), scanned=answer["digest"], incremental=answer["incremental"]["digest"]
+        )
+    return found
 
 
 def judge_listings(

@@ -18,7 +18,6 @@ from schemas.kafka.client_settings import client_settings
 from schemas.topics import OM_LOG
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import NodeAddress
-from stratolog.drills.core.install_findings import ScannedDigest
 from stratolog.drills.core.report import StepFailed
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.rebuild import scratch
@@ -103,16 +102,3 @@ def trim_log(cluster: Cluster, readers: Sequence[str] | None = None) -> int:
     except KafkaException as error:
         raise StepFailed(f"the log could not be trimmed: {error}") from error
     return int(deleted.low_watermark)
-
-
-def scan_all(cluster: Cluster) -> dict[str, ScannedDigest]:
-    """Return every node's digest by a full scan, once all have applied what the leader had."""
-    for name in cluster.names:
-        cluster.wait_caught_up(name, SHARD)
-    found = {}
-    for name in cluster.names:
-        answer = cluster.get(name, f"/v1/shards/{SHARD}/digest", scrub="true")
-        found[name] = ScannedDigest(
-            index=int(answer["index"]), scanned=answer["digest"], incremental=answer["incremental"]["digest"]
-        )
-    return found

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 
 from om_processors.namespace.tables import inline_key, key_key
@@ -65,6 +65,10 @@ class Aftermath:
         """Count what was found."""
         setattr(self, figure, getattr(self, figure) + len(found))
         self.words += [f"{figure}: {example}" for example in found[:EXAMPLES]]
+
+    def figures(self) -> dict[str, int]:
+        """Return the figures by name."""
+        return {name: value for name, value in asdict(self).items() if name != "words"}
 
     def told(self, figure: str) -> list[str]:
         """Return the examples of a figure."""
