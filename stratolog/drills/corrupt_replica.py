@@ -34,7 +34,7 @@ from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.load import BUCKET, client_of, put_key, removed, volume_name
 from stratolog.drills.kit.log_reading import records_of, survey
-from stratolog.drills.kit.rebuild import opened_store, scratch, stored_offset
+from stratolog.drills.kit.rebuild import database_of, opened_store, scratch, stored_offset
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import SCRUBBED, ReportTap, sums_of
 
@@ -124,7 +124,7 @@ def _damaged(
     The copy is put back unless the caller puts True into the list that is yielded.
     """
     verified: list[bool] = []
-    database, copy = _database(cluster, shard, name), folder / "saved"
+    database, copy = database_of(cluster.settings, name, shard), folder / "saved"
     with session.step(f"stop {name}, copy its database of shard {shard}, flip a bit of a row, start it again"):
         start_again = cluster.take(session, name, ProcessFault.STOP)
         shutil.copytree(database, copy)
@@ -148,15 +148,11 @@ def _damaged(
 
 def _flip(cluster: Cluster, shard: int, name: str, row: Row) -> None:
     """Change a row of a node that does not run."""
-    with opened_store(_database(cluster, shard, name)) as store:
+    with opened_store(database_of(cluster.settings, name, shard)) as store:
         value = store.get(row.cf, row.key)
         if value is None:
             raise StepFailed(f"{name} does not have the row {row.key!r}")
         store.write([(row.cf, row.key, value[:-1] + bytes([value[-1] ^ 1]))])
-
-
-def _database(cluster: Cluster, shard: int, name: str) -> Path:
-    return cluster.settings.node_folder(name) / f"shard-{shard}"
 
 
 # -- finding it --------------------------------------------------------------------------------------------------------
@@ -262,7 +258,7 @@ def _repair(session: Session, cluster: Cluster, shard: int, damaged: str, peer: 
             answer = cluster.get(peer, f"/v1/shards/{shard}/row", cf=row.cf, key=row.key.hex())
             values.append(None if answer["value"] is None else bytes.fromhex(answer["value"]))
             offset = max(offset, int(answer["offset"]))
-        with opened_store(_database(cluster, shard, damaged)) as store:
+        with opened_store(database_of(cluster.settings, damaged, shard)) as store:
             _check_untouched(cluster, shard, stored_offset(store), offset, rows)
             store.write([(row.cf, row.key, value) for row, value in zip(rows, values, strict=True)])
         start_again()

@@ -13,7 +13,7 @@ from stratolog.drills.core import digest_findings
 from stratolog.drills.kit.aftermath import judged_load
 from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.rebuild import opened_store, stored_offset
+from stratolog.drills.kit.rebuild import database_of, opened_store, stored_offset
 from stratolog.drills.kit.session import Session
 
 WRITES = 20
@@ -45,7 +45,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
 
 def offset_of(cluster: Cluster, name: str, shard: int) -> int:
     """Return the offset that a stopped node has stored, read from a copy of its database."""
-    source = cluster.settings.node_folder(name) / f"shard-{shard}"
+    source = database_of(cluster.settings, name, shard)
     with tempfile.TemporaryDirectory(prefix="stratolog-drill-") as scratch:
         with opened_store(Path(shutil.copytree(source, Path(scratch) / source.name))) as store:
             return stored_offset(store)

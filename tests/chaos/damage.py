@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from stratolog.drills.kit.rebuild import database_of
 from tests.chaos.campaign import Chaos
 
 FLIP = 0x40
@@ -26,7 +27,7 @@ def flip_bit(path: Path, offset: int) -> None:
 
 def shard_folder(chaos: Chaos, node: str, shard: int = 0) -> Path:
     """Return where a node keeps a shard's RocksDB."""
-    return chaos.stack.settings.node_folder(node) / f"shard-{shard}"
+    return database_of(chaos.stack.settings, node, shard)
 
 
 def wipe(chaos: Chaos, node: str, shard: int = 0) -> None:

@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, help="client processes; by default one by each door")
     parser.add_argument("--in-flight", type=int, help="chains of requests in each")
     parser.add_argument(
-        "--doors", type=_doors,
+        "--doors", type=doors,
         help=f"the client processes' ways to the leader, in turn: some of {', '.join(DOORS)}; by default all",
     )  # fmt: skip
     parser.add_argument("--rate", type=float, help="keys a second in each; 0 = as fast as they are answered")
@@ -91,7 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _doors(text: str) -> tuple[str, ...]:
+def doors(text: str) -> tuple[str, ...]:
+    """Read the value of ``--doors``."""
     found = tuple(text.split(","))
     if not set(found) <= set(DOORS):
         raise argparse.ArgumentTypeError(f"{text!r}: some of {', '.join(DOORS)}, with commas between")

@@ -22,16 +22,18 @@ from schemas.records.messages import CreateKey, Response
 from schemas.topics import OM_RESPONSES
 from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.faults import lose_leader
-from stratolog.drills.kit.load import Load, put_key
+from stratolog.drills.kit.load import put_key
 from stratolog.drills.kit.rebuild import stored_offset
 from stratolog.drills.kit.session import Session
 from tests.support.faults.stack_faults import (
     Tap,
+    assert_all_agree,
     assert_journal_holds,
     assert_log_agrees,
     bystander,
     database,
     fresh_volume,
+    load_on_all_shards,
 )
 from tests.support.local.stack import TestStack
 from tests.support.logs.judged_log import read_log
@@ -47,23 +49,12 @@ ATTEMPTS = 4
 STACK = {"nodes": 3, "shards": SHARDS, "barrier_interval_ms": 200}
 
 
-def load_on_all_shards(client: Client) -> Load:
-    return Load(client, [fresh_volume(shard, SHARDS) for shard in range(SHARDS)])
-
-
-def assert_all_agree(stack: TestStack, load: Load) -> None:
-    stack.wait_converged()
-    assert_journal_holds(stack, load)
-    for shard in range(SHARDS):
-        assert_log_agrees(stack, shard)
-
-
 def test_a_leader_is_killed(stack: TestStack, client: Client, fault_round: int) -> None:
     broken, healthy = 0, 1
     victim = stack.wait_leader(broken)
     if victim in stack.leaders(healthy):
         pytest.fail(f"{victim} leads both shards, though three nodes run")
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     broken_volume, healthy_volume = load.journals
     with load:
         load.wait_more(MORE_KEYS)
@@ -84,7 +75,7 @@ def test_a_leader_is_killed(stack: TestStack, client: Client, fault_round: int) 
 @pytest.mark.slow
 def test_a_follower_is_killed(stack: TestStack, client: Client, fault_round: int) -> None:
     victim = bystander(stack)
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     with load:
         load.wait_more(MORE_KEYS)
         stack.kill_node(victim)
@@ -174,7 +165,7 @@ def pause_and_wake_a_leader(stack: TestStack, client: Client) -> list[str]:
     client.create_bucket(volume, "bucket")
     path = f"/v1/volumes/{volume}/buckets/bucket/key?name=newest"
     with Tap(stack.settings.bootstrap_servers, OM_RESPONSES) as responses:
-        load = load_on_all_shards(client)
+        load = load_on_all_shards(client, SHARDS)
         with load:
             load.wait_more(MORE_KEYS)
             burst = pause_amid_a_burst(stack, client, stale, volume)
@@ -225,7 +216,7 @@ def assert_one_answer_for_each_call(tap: Tap) -> None:
 @pytest.mark.slow
 def test_a_graceful_stop_hands_over(stack: TestStack, client: Client, fault_round: int) -> None:
     shard = 1
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     with load:
         load.wait_more(MORE_KEYS)
         lost = lose_leader(Session(), stack, shard, ProcessFault.STOP, lambda: load.wait_more(MORE_KEYS))
@@ -238,7 +229,7 @@ def test_a_graceful_stop_hands_over(stack: TestStack, client: Client, fault_roun
 
 @pytest.mark.slow
 def test_all_nodes_restart_from_disk(stack: TestStack, client: Client, fault_round: int) -> None:
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     with load:
         load.wait_more(MORE_KEYS)
     before = stack.wait_converged()
@@ -252,7 +243,7 @@ def test_all_nodes_restart_from_disk(stack: TestStack, client: Client, fault_rou
             before[shard]["digest"], before[shard]["applied_index"],
         )  # fmt: skip
         assert after[shard]["records_applied"] + after[shard]["records_void"] < before[shard]["applied_offset"]
-    with Load(client, [fresh_volume(shard, SHARDS) for shard in range(SHARDS)]) as more:
+    with load_on_all_shards(client, SHARDS) as more:
         more.wait_more(MORE_KEYS)
     assert_all_agree(stack, load)
     assert_journal_holds(stack, more)
@@ -260,7 +251,7 @@ def test_all_nodes_restart_from_disk(stack: TestStack, client: Client, fault_rou
 
 @pytest.mark.slow
 def test_an_empty_disk_replays_the_log(stack: TestStack, client: Client, fault_round: int) -> None:
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     with load:
         load.wait_more(MORE_KEYS)
     stack.wait_converged()

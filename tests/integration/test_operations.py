@@ -36,7 +36,6 @@ from stratolog.cluster.leadership import move, shard_views
 from stratolog.commands.admin.members import log_members
 from stratolog.commands.admin.upgrades import cancel_prepare, finalize_shards, prepare_shards
 from stratolog.configuration.settings_values import NodeAddress
-from stratolog.drills.kit.load import Load
 from stratolog.errors import Unavailable, UserError
 from stratolog.local.ports import free_ports
 from stratolog.local.stack import topic_plan
@@ -46,11 +45,12 @@ from tests.support.faults.stack_faults import (
     PATIENCE_S,
     AuditTap,
     RawClient,
-    assert_journal_holds,
+    assert_all_agree,
     assert_log_agrees,
     bystander,
     fresh_volume,
     fresh_volumes,
+    load_on_all_shards,
     run_to_its_end,
 )
 from tests.support.local.stack import LocalKafka, TestStack
@@ -123,10 +123,6 @@ def test_until_finalize_the_cluster_stays_at_its_level(stack: TestStack, client:
     assert feature_levels(stack) == {LATEST}, "a restart remembers"
 
 
-def load_on_all_shards(client: Client, **options: Any) -> Load:
-    return Load(client, [fresh_volume(shard, SHARDS) for shard in range(SHARDS)], **options)
-
-
 def moved(stack: TestStack, shard: int, node: str) -> bool:
     """Whether a shard could be moved: a node that has just come must have read the whole log in time, or the shard stays where it is."""
     try:
@@ -151,13 +147,6 @@ def move_when_known(stack: TestStack, shard: int, node: str) -> dict[str, Any]:
     return answers[0]
 
 
-def assert_all_agree(stack: TestStack, load: Load) -> None:
-    stack.wait_converged()
-    assert_journal_holds(stack, load)
-    for shard in range(SHARDS):
-        assert_log_agrees(stack, shard)
-
-
 def wait_leads(stack: TestStack, shard: int, node: str) -> None:
     stack.wait(f"{node} leads shard {shard}", lambda: stack.leaders(shard) == [node])
 
@@ -166,7 +155,7 @@ def test_transfer(stack: TestStack, client: Client, fault_round: int) -> None:
     """To the node that leads nothing, on to the other shard's leader, home to the owner; then the borrower dies."""
     owner, other = stack.wait_leader(0), stack.wait_leader(1)
     third = next(name for name in stack.names if name not in (owner, other))
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     volume = next(iter(load.journals))
     with load:
         load.wait_more(MORE_KEYS, volume)
@@ -200,7 +189,7 @@ def test_transfer(stack: TestStack, client: Client, fault_round: int) -> None:
 @pytest.mark.slow
 def test_a_graceful_stop_hands_over(stack: TestStack, client: Client, fault_round: int) -> None:
     owner = stack.wait_leader(0)
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     volume = next(iter(load.journals))
     with load:
         load.wait_more(MORE_KEYS, volume)
@@ -225,7 +214,7 @@ def test_a_leader_whose_disk_hangs_gives_up_all_leadership(stack: TestStack, cli
     stack.wait_led()
     move(stack.settings, 0, victim)
     move(stack.settings, 1, victim)
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     hang = hanging_node.hang_file(stack.settings.node_folder(victim) / "shard-0")
     with load:
         load.wait_more(MORE_KEYS)
@@ -312,7 +301,7 @@ def test_each_request_is_counted_once_and_audited_on_the_leader(
 ) -> None:
     """Across a transfer and a deposed leader: the sum over the nodes is the number of requests acknowledged."""
     before = requests_counted(stack)
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     volume = next(iter(load.journals))
     with load:
         load.wait_more(MORE_KEYS, volume)
@@ -349,7 +338,7 @@ def test_prepare_refuses_writes_and_checkpoints_every_replica(
     stack: TestStack, client: Client, fault_round: int
 ) -> None:
     name = f"before-{fault_round}"
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     with load, RawClient(stack.settings.bootstrap_servers, SHARDS) as raw:
         load.wait_more(MORE_KEYS)
         done = prepare_shards(stack.settings, client, name, print)
@@ -380,7 +369,9 @@ def test_prepare_refuses_writes_and_checkpoints_every_replica(
 @pytest.mark.usefixtures("finalized")
 def test_a_node_is_added_and_removed(stack: TestStack, client: Client, fault_round: int) -> None:
     before, old_file = stack.settings, stack.settings_file.read_text()
-    load = load_on_all_shards(client, in_flight=1, keys_per_s=8.0)  # the node that joins has to catch up with it
+    load = load_on_all_shards(
+        client, SHARDS, in_flight=1, keys_per_s=8.0
+    )  # the node that joins has to catch up with it
     try:
         with load:
             load.wait_more(MORE_KEYS)

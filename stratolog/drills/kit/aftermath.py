@@ -84,7 +84,7 @@ def judge_load(session: Session, cluster: Cluster, shard: int, load: Load, repor
 
 
 def judge_at_rest(session: Session, cluster: Cluster, shard: int, load: Load) -> None:
-    """Stop the load, and judge it by a full scan of every replica: for a log that cannot be read from its first record."""
+    """Stop the load, and judge it by full scans: for a log that cannot be read from its first record."""
     with session.step("stop the load, and scan every replica"):
         load.stop()
         scans = scan_all(cluster, shard)

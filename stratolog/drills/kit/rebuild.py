@@ -173,6 +173,11 @@ def _adopt(settings: Settings, shard: int, replica: Replica) -> None:
     replica.adopt_topic(topic_id(settings), at_position)
 
 
+def database_of(settings: Settings, node: str, shard: int) -> Path:
+    """Return where a node keeps a shard's RocksDB."""
+    return _database(settings.node_folder(node), shard)
+
+
 @contextmanager
 def opened_store(database: Path) -> Iterator[RocksStore]:
     """Open a replica's database, whose node does not run; raises StepFailed if it does not open, or fails."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
+from stratolog.drills.kit.rebuild import database_of
 from tests.chaos.campaign import Fault
 from tests.chaos.damage import LogMark
 from tests.chaos.installs.flipping_proxy import FlippingProxy
@@ -146,7 +147,7 @@ def _flip_file(world: InstallWorld, node: str) -> set[str]:
 
     Half of the times the file keeps its time, as on a disk that rots: the node then has a digest of the right bytes.
     """
-    folder: Path = world.stack.settings.node_folder(node) / f"shard-{SHARD}"
+    folder: Path = database_of(world.stack.settings, node, SHARD)
     path = world.random.choice(sorted(folder.glob("*.sst")))
     status = path.stat()
     body = bytearray(path.read_bytes())

@@ -15,6 +15,7 @@ from replicated_db.shell.bootstrap.candidate import candidate_folder
 from stratolog.drills.installs.core.stages import ReplicaState, is_replaying
 from stratolog.drills.installs.leavings import left_behind
 from stratolog.drills.kit import load as light
+from stratolog.drills.kit.rebuild import database_of
 from stratolog.drills.kit.taps import INCREMENTAL, ReportTap, sums_of
 from tests.chaos.campaign import Chaos, Fault, Load, Plan, under_load
 from tests.chaos.damage import LogMark
@@ -50,7 +51,7 @@ class InstallWorld:
 
     @property
     def database(self) -> Path:
-        return self.stack.settings.node_folder(self.victim) / f"shard-{SHARD}"
+        return database_of(self.stack.settings, self.victim, SHARD)
 
     @property
     def peers(self) -> list[str]:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, islice
-from typing import Self
+from typing import Any, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -37,7 +37,7 @@ from stratolog.drills.kit.aftermath import judge_listings
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.core.judging import Aftermath
 from stratolog.drills.kit.load import Load, listed, usage
-from stratolog.drills.kit.rebuild import opened_store
+from stratolog.drills.kit.rebuild import database_of, opened_store
 from stratolog.local.processes import wait_until
 from stratolog.local.spawning import node_command, node_environment
 from tests.support.local.stack import TestStack
@@ -232,7 +232,20 @@ def assert_log_agrees(stack: TestStack, shard: int) -> JudgedLog:
     return log
 
 
+def assert_all_agree(stack: TestStack, load: Load) -> None:
+    """Wait until all nodes have converged, and assert that journals, replicas and logs agree."""
+    stack.wait_converged()
+    assert_journal_holds(stack, load)
+    for shard in range(stack.settings.shards):
+        assert_log_agrees(stack, shard)
+
+
 # ----------------------------------------------------------------------------------------------------- names and places
+
+
+def load_on_all_shards(client: Client, shards: int, **options: Any) -> Load:
+    """Return a load, not begun, on a fresh volume of each shard."""
+    return Load(client, [fresh_volume(shard, shards) for shard in range(shards)], **options)
 
 
 _volume_numbers = count(1)
@@ -261,7 +274,7 @@ def bystander(stack: TestStack) -> str:
 def database(stack: TestStack, node: str, shard: int) -> Iterator[RocksStore]:
     """Open the RocksDB of a node that does not run."""
     assert node not in stack.nodes, f"{node} runs"
-    with opened_store(stack.settings.node_folder(node) / f"shard-{shard}") as store:
+    with opened_store(database_of(stack.settings, node, shard)) as store:
         yield store
 
 
