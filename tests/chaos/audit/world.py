@@ -120,6 +120,7 @@ def audit_world(folder: Path, **settings: Any) -> Iterator[AuditWorld]:
     }  # fmt: skip
     with ExitStack() as started:
         stack = started.enter_context(TestStack(folder, **given | settings))
+        stack.patience_s = START_S
         world = AuditWorld(stack, folder)
         started.callback(world.close)
         world.start_audit()
