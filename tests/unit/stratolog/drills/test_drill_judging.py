@@ -119,6 +119,15 @@ def test_a_line_that_a_killed_client_did_not_finish_is_not_read(tmp_path: Path) 
     assert read_journal(tmp_path / "empty") is None
 
 
+def test_why_a_request_was_refused_may_have_several_lines(tmp_path: Path) -> None:
+    lines = JournalFile(tmp_path / "j", CLIENT, "volume", "bucket")
+    lines.on_tried(KEYS[1], COMMIT)
+    lines.on_refused(KEYS[1], COMMIT, "NO:\nA 1 m 1 1 1")
+    journal = read_journal(tmp_path / "j")
+    assert journal is not None
+    assert (journal.calls, journal.refusals) == ({}, [f"{KEYS[1]} m: NO: A 1 m 1 1 1"])
+
+
 def test_a_tail_counts_what_is_written_meanwhile(tmp_path: Path) -> None:
     tail = JournalTail(tmp_path / "j")
     assert tail.poll() == 0
