@@ -132,7 +132,7 @@ class Load:
 
     def wait_more(self, number: int, volume: str | None = None) -> None:
         """Wait until ``number`` more keys are acknowledged in a volume (None: in each); raises StepFailed."""
-        chosen = [journal for name, journal in self.journals.items() if volume in (None, name)]
+        chosen = list(self.journals.values()) if volume is None else [self.journals[volume]]
         wanted = [(journal, len(journal.acknowledged) + number) for journal in chosen]
 
         def behind() -> list[str]:
