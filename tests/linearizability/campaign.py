@@ -33,7 +33,7 @@ from tests.chaos.campaign import DOORS
 from tests.chaos.run import doors
 from tests.linearizability.checker import LINEARIZABLE, CheckerError, Verdict, build, check
 from tests.linearizability.history import History
-from tests.linearizability.recorder import BUCKETS, Crowd, Reader, Writer
+from tests.linearizability.recorder import BUCKETS, Reader, Writer, crowd
 from tests.support.faults.stack_faults import bystander, fresh_volume
 from tests.support.local.stack import TestStack
 
@@ -135,7 +135,7 @@ class Campaign:
         shard = rng.randrange(SHARDS)
         history, volumes = self.begin()
         readers = self.readers(history, volumes)
-        with Crowd(self.writers(history, volumes), readers):
+        with crowd(self.writers(history, volumes), readers):
             time.sleep(rng.uniform(*CALM_S))
             FAULTS[fault](stack, shard)
             healed_ns = time.monotonic_ns()

@@ -21,7 +21,7 @@ from tests.chaos.campaign import NODE_PORT, broker_hosts
 from tests.linearizability.campaign import Campaign, clients_of
 from tests.linearizability.checker import ILLEGAL, LINEARIZABLE
 from tests.linearizability.history import History
-from tests.linearizability.recorder import Crowd, Reader
+from tests.linearizability.recorder import Reader, crowd
 from tests.support.faults import netns
 from tests.support.local.stack import LocalKafka, TestStack
 
@@ -104,7 +104,7 @@ def test_reads_hold_with_a_broker_cut_off_but_reachable_by_one_node(
         old = History()
         stale = next(r for r in campaign.readers(old, volumes, "stale") if r.node == ALONE)
         alone = next(reader for reader in readers if reader.node == ALONE)
-        with Crowd(campaign.writers(history, volumes), [*readers, stale]):
+        with crowd(campaign.writers(history, volumes), [*readers, stale]):
             stack.wait("writes before", lambda: history.written_since(0, volumes[SHARD]) > 50)
             network.cut(cut_off, [*rest, network.machine])
             network.cut(network.hosts[ALONE], rest)
