@@ -21,78 +21,38 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from itertools import count
 from pathlib import Path
 
 from producers import Client
+from stratolog.drills.kit.aftermath import judge_listings, judge_log
+from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.core.judging import Aftermath
+from stratolog.drills.kit.load import Load
 from stratolog.local.kafka import LONG_RUN_JVM
-from tests.support.faults.stack_faults import listed
 from tests.support.local.stack import LocalKafka, TestStack
-from tests.support.logs.judged_log import read_log
+from transport.waiting.deadline import Deadline
 
-VOLUME, BUCKET = "failover", "bucket"
+VOLUME = "failover"
 WRITERS = 4
+"""Keys that are created and committed at a time."""
 SETTLE_S = 2.0
 """Time of load between a recovery and the next kill."""
 RECOVERY_TIMEOUT_S = 120.0
 
 
-class Writers:
-    """Threads that open and commit keys one after the other; ``acknowledged`` holds the answered commits."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
-        self._answers: list[tuple[float, float]] = []
-        self.acknowledged: dict[str, int] = {}
-        self.failures: list[str] = []
-        self._threads = [threading.Thread(target=self._write, args=(n,), daemon=True) for n in range(WRITERS)]
-        for thread in self._threads:
-            thread.start()
-
-    def _write(self, writer: int) -> None:
-        for number in count():
-            if self._stop.is_set():
-                return
-            key = f"writer-{writer}/{number:07d}"
-            begun_s = time.monotonic()
-            try:
-                session = self._client.create_key(VOLUME, BUCKET, key, size=0)
-                with self._lock:
-                    self._answers.append((begun_s, time.monotonic()))
-                self._client.commit_key(VOLUME, BUCKET, key, session.session_id, size=0, blocks=[])
-            except Exception as error:  # reported at the end: an unknown outcome is a failure of this benchmark
-                self.failures.append(f"{type(error).__name__}: {error}")
-                continue
-            self.acknowledged[key] = 0
-            self._stop.wait(0.002)
-
-    def first_answer_after(self, moment_s: float) -> float | None:
-        """Return when the first request that began after a moment was answered, None if none has been answered."""
-        with self._lock:
-            return min((ended for begun, ended in self._answers if begun > moment_s), default=None)
-
-    def stop(self) -> None:
-        """Stop the writers, each after its current request."""
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-
-def one_kill(stack: TestStack, writers: Writers) -> tuple[str, float]:
-    """Kill the leader and wait for the next answer; return (leader, milliseconds)."""
+def one_kill(stack: TestStack, load: Load) -> tuple[str, float]:
+    """Kill the leader and wait for the first answer to a request for a new key; return (leader, milliseconds)."""
     leader = stack.wait_leader(0)
     stack.kill_node(leader)
     killed_s = time.monotonic()
-    deadline_s = killed_s + RECOVERY_TIMEOUT_S
-    while (answered_s := writers.first_answer_after(killed_s)) is None:
-        if time.monotonic() > deadline_s:
+    known, since = set(load.journal.keys), len(load.journal.acks)
+    deadline = Deadline.after_s(RECOVERY_TIMEOUT_S)
+    while (first := next((ack for ack in load.journal.acks[since:] if ack.key not in known), None)) is None:
+        if deadline.has_passed:
             raise TimeoutError(f"no write was acknowledged within {RECOVERY_TIMEOUT_S:.0f} s\n{stack.logs()}")
         time.sleep(0.005)
-    return leader, (answered_s - killed_s) * 1000
+    return leader, first.at_ms - killed_s * 1000
 
 
 def wait_caught_up(stack: TestStack, node: str) -> None:
@@ -118,19 +78,18 @@ def hold(stack: TestStack, seconds: float, busy: int) -> dict[str, float]:
     return {"false_terms": stack.shard(stack.wait_leader(0), 0)["term"] - term, "load": round(load, 1)}
 
 
-def judge(stack: TestStack, writers: Writers) -> dict[str, int]:
+def judge(stack: TestStack, load: Load) -> dict[str, int]:
     """Return the state of the acknowledged writes, on every replica and in the log."""
     stack.wait_converged()
-    missing = {
-        key
-        for name in stack.names
-        for found in [listed(stack, name, VOLUME, BUCKET)]
-        for key, size in writers.acknowledged.items()
-        if found.get(key) != size
+    found, cluster = Aftermath(), Cluster(settings=stack.settings)
+    for name in stack.names:
+        judge_listings(found, cluster, name, [load.journal])
+    judge_log(found, stack.settings, 0, [load.journal])
+    return {
+        "acknowledged": len(load.journal.acknowledged),
+        "lost": found.lost,
+        "executed_twice": found.duplicated,
     }
-    log = read_log(stack.kafka.bootstrap_servers, 0)
-    twice = sum(effects > 1 for effects in log.results_by_call().values())
-    return {"acknowledged": len(writers.acknowledged), "lost": len(missing), "executed_twice": twice}
 
 
 def main() -> int:
@@ -149,23 +108,21 @@ def main() -> int:
             Path(folder), kafka=kafka, shards=1, brokers=options.brokers, session_timeout_ms=options.session_timeout_ms
         )
         with kafka, stack, Client(stack.settings.bootstrap_servers) as client:
-            client.create_volume(VOLUME)
-            client.create_bucket(VOLUME, BUCKET)
-            writers = Writers(client)
+            load = Load(client, [VOLUME], in_flight=WRITERS, keys_per_s=0).start()
             for number in range(1, options.kills + 1):
                 time.sleep(SETTLE_S)
-                leader, failover_ms = one_kill(stack, writers)
+                leader, failover_ms = one_kill(stack, load)
                 times_ms.append(failover_ms)
                 print(json.dumps({"kill": number, "leader": leader, "failover_ms": round(failover_ms)}), flush=True)
                 stack.start_node(leader)
                 wait_caught_up(stack, leader)
             held = hold(stack, options.hold_s, options.busy) if options.hold_s else {}
-            writers.stop()
-            figures = judge(stack, writers)
+            load.stop()
+            figures = judge(stack, load)
     summary = {
         "kills": len(times_ms), "session_timeout_ms": options.session_timeout_ms,
         "p50_ms": round(statistics.median(times_ms or [0])), "max_ms": round(max(times_ms, default=0)), **held,
-        **figures, "failed_requests": len(writers.failures),
+        **figures, "failed_requests": len(load.journal.failures),
     }  # fmt: skip
     print(json.dumps(summary), flush=True)
     return 1 if figures["lost"] or figures["executed_twice"] else 0

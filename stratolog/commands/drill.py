@@ -26,7 +26,8 @@ from stratolog.commands.common.output import console, notes, print_json, print_t
 from stratolog.commands.common.tables import yes_or_no
 from stratolog.commands.common.waiting import interruptible
 from stratolog.drills.core.report import COULD_NOT_RUN, PASSED, DrillReport, DrillStep
-from stratolog.drills.kit import registry
+from stratolog.drills.kit import catalogue
+from stratolog.drills.kit.catalogue import DrillPlace
 from stratolog.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UsageError
 
 if TYPE_CHECKING:
@@ -53,17 +54,17 @@ def register(app: typer.Typer) -> None:
     )
     group.command("list")(list_drills)
     for name, command in COMMANDS.items():
-        group.command(name, help=registry.find(name).does)(command)
+        group.command(name, help=catalogue.find(name).does)(command)
     app.add_typer(group, name="drill")
 
 
 def list_drills(*, as_json: JsonOption = False) -> None:
     """List the drills: what each does and what it touches."""
     if as_json:
-        for drill in registry.DRILLS:
+        for drill in catalogue.DRILLS:
             print_json({"name": drill.name, "does": drill.does, "touches": drill.touches, "needs": drill.needs})
         return
-    rows = [(drill.name, drill.does, drill.touches, drill.needs or None) for drill in registry.DRILLS]
+    rows = [(drill.name, drill.does, drill.touches, drill.needs or None) for drill in catalogue.DRILLS]
     print_table("Drills", ("drill", "does", "touches", "needs"), rows, ("needs", "touches"))
 
 
@@ -82,13 +83,9 @@ def _about_a_shard(name: str) -> Callable[..., None]:
 
 
 def _drill_about_a_shard(name: str, session: Session, cluster: Cluster, shard: int) -> None:
-    from stratolog.drills import corrupt_replica, kill_follower, kill_leader, lost_broker, poison_request, zombie_leader
+    from stratolog.drills.bodies import ABOUT_A_SHARD
 
-    drills = {
-        "kill-leader": kill_leader.run, "zombie-leader": zombie_leader.run, "kill-follower": kill_follower.run,
-        "poison-request": poison_request.run, "corrupt-replica": corrupt_replica.run, "lost-broker": lost_broker.run,
-    }  # fmt: skip
-    drills[name](session, cluster, shard)
+    ABOUT_A_SHARD[name](session, cluster, shard)
 
 
 def replay(
@@ -176,28 +173,15 @@ def _beside_the_stack(name: str) -> Callable[..., None]:
 
 
 def _drill_beside_the_stack(name: str, cluster: Cluster, session: Session) -> None:
-    from stratolog.drills import bootstrap, expired_log, restore, rolling_upgrade
-    from stratolog.drills.installs import bootstrap_kill, bootstrap_leader_change
-    from stratolog.drills.keys import rotate_keys
+    from stratolog.drills.bodies import BESIDE_THE_STACK
 
-    drills = {
-        "rolling-upgrade": rolling_upgrade.run, "bootstrap": bootstrap.run, "expired-log": expired_log.run,
-        "bootstrap-leader-change": bootstrap_leader_change.run, "bootstrap-kill": bootstrap_kill.run,
-        "restore": restore.run, "rotate-keys": rotate_keys.run,
-    }  # fmt: skip
-    drills[name](session, cluster)
+    BESIDE_THE_STACK[name](session, cluster)
 
-
-ABOUT_A_SHARD = ("kill-leader", "zombie-leader", "kill-follower", "poison-request", "corrupt-replica", "lost-broker")
-BESIDE_THE_STACK = (
-    "rolling-upgrade", "bootstrap", "bootstrap-leader-change", "bootstrap-kill", "expired-log", "restore",
-    "rotate-keys",
-)  # fmt: skip
 
 COMMANDS: Mapping[str, Callable[..., None]] = {
-    **{name: _about_a_shard(name) for name in ABOUT_A_SHARD},
+    **{name: _about_a_shard(name) for name in catalogue.names_at(DrillPlace.SHARD)},
     "replay": replay, "point-in-time": point_in_time,
-    **{name: _beside_the_stack(name) for name in BESIDE_THE_STACK},
+    **{name: _beside_the_stack(name) for name in catalogue.names_at(DrillPlace.BESIDE)},
 }  # fmt: skip
 """The commands of ``stratolog drill`` by the name of the drill."""
 

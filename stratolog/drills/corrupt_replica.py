@@ -17,10 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from om_processors.execution.service import OM_FAMILIES
 from producers.client import Client
-from replicated_db.core.errors import StoreFailure
-from replicated_db.shell.rocks import RocksStore
 from schemas.column_families import BUCKETS, KEY_TABLE
 from schemas.records.log import Batch, Delete, Merge, Put, RequestBatch
 from schemas.records.messages import Verdict
@@ -33,11 +30,11 @@ from stratolog.drills.core import damage_findings, digest_findings
 from stratolog.drills.core.log_digest import Sums, differing
 from stratolog.drills.core.log_survey import Digest
 from stratolog.drills.core.report import CouldNotRun, StepFailed
-from stratolog.drills.kill_follower import follower_of, offset_in
+from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.load import BUCKET, client_of, put_key, removed, volume_name
 from stratolog.drills.kit.log_reading import records_of, survey
-from stratolog.drills.kit.rebuild import scratch
+from stratolog.drills.kit.rebuild import database_of, opened_store, scratch, stored_offset
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import ReportTap, sums_of
 
@@ -67,7 +64,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
     """Run the drill."""
     with session.step("check that the stack is whole"):
         cluster.check_whole()
-    damaged = follower_of(cluster, shard)
+    damaged = cluster.follower_of(shard)
     leader = cluster.wait_leader(shard)
     healthy = [name for name in cluster.names if name not in (leader, damaged)]
     if not healthy:
@@ -112,7 +109,7 @@ def _write_keys(client: Client, cluster: Cluster, shard: int, volume: str) -> Ro
     client.create_volume(volume)
     client.create_bucket(volume, BUCKET)
     for number in range(KEYS):
-        put_key(client, volume, f"key-{number}", 1 + number)
+        put_key(client, volume, BUCKET, f"key-{number}", 1 + number)
     for name in cluster.names:
         cluster.wait_caught_up(name, shard)
     return Row(cf=KEY_TABLE, key=f"/{volume}/{BUCKET}/key-{KEYS // 2}".encode())
@@ -127,15 +124,15 @@ def _damaged(
     The copy is put back unless the caller puts True into the list that is yielded.
     """
     verified: list[bool] = []
-    database, copy = _database(cluster, shard, name), folder / "saved"
+    database, copy = database_of(cluster.settings, name, shard), folder / "saved"
     with session.step(f"stop {name}, copy its database of shard {shard}, flip a bit of a row, start it again"):
-        start_again = cluster.stop(session, name)
+        start_again = cluster.take(session, name, ProcessFault.STOP)
         shutil.copytree(database, copy)
 
         def put_back() -> str:
             if verified and all(verified):
                 return f"{name}'s row was repaired and verified; the copy was not needed"
-            cluster.stop(session, name)
+            cluster.take(session, name, ProcessFault.STOP)
             shutil.rmtree(database)
             shutil.copytree(copy, database)
             cluster.start(name)
@@ -151,27 +148,11 @@ def _damaged(
 
 def _flip(cluster: Cluster, shard: int, name: str, row: Row) -> None:
     """Change a row of a node that does not run."""
-    with _opened(cluster, shard, name) as store:
+    with opened_store(database_of(cluster.settings, name, shard)) as store:
         value = store.get(row.cf, row.key)
         if value is None:
             raise StepFailed(f"{name} does not have the row {row.key!r}")
         store.write([(row.cf, row.key, value[:-1] + bytes([value[-1] ^ 1]))])
-
-
-@contextmanager
-def _opened(cluster: Cluster, shard: int, name: str) -> Iterator[RocksStore]:
-    try:
-        store = RocksStore(_database(cluster, shard, name), OM_FAMILIES.names)
-        try:
-            yield store
-        finally:
-            store.close()
-    except StoreFailure as error:
-        raise StepFailed(f"{name}: {error}") from error
-
-
-def _database(cluster: Cluster, shard: int, name: str) -> Path:
-    return cluster.settings.node_folder(name) / f"shard-{shard}"
 
 
 # -- finding it --------------------------------------------------------------------------------------------------------
@@ -271,14 +252,14 @@ def _narrow(
 def _repair(session: Session, cluster: Cluster, shard: int, damaged: str, peer: str, rows: Sequence[Row]) -> None:
     """Stop a replica, give it a healthy replica's rows, and start it again."""
     with session.step(f"stop {damaged}, give it {len(rows)} row of {peer}, start it again") as found:
-        start_again = cluster.stop(session, damaged)
+        start_again = cluster.take(session, damaged, ProcessFault.STOP)
         values, offset = [], -1
         for row in rows:
             answer = cluster.get(peer, f"/v1/shards/{shard}/row", cf=row.cf, key=row.key.hex())
             values.append(None if answer["value"] is None else bytes.fromhex(answer["value"]))
             offset = max(offset, int(answer["offset"]))
-        with _opened(cluster, shard, damaged) as store:
-            _check_untouched(cluster, shard, offset_in(store), offset, rows)
+        with opened_store(database_of(cluster.settings, damaged, shard)) as store:
+            _check_untouched(cluster, shard, stored_offset(store), offset, rows)
             store.write([(row.cf, row.key, value) for row, value in zip(rows, values, strict=True)])
         start_again()
         cluster.wait_led()

@@ -9,17 +9,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from om_processors.execution.service import OM_FAMILIES
-from replicated_db.core.log.position import POSITION_KEY, Position
-from replicated_db.core.tables.column_families import TRANSACTION_INFO
-from replicated_db.shell.rocks import RocksStore
 from stratolog.drills.core import digest_findings
-from stratolog.drills.core.report import CouldNotRun
-from stratolog.drills.kit.aftermath import judge_load
+from stratolog.drills.kit.aftermath import judged_load
+from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.load import own_load
+from stratolog.drills.kit.rebuild import database_of, opened_store, stored_offset
 from stratolog.drills.kit.session import Session
-from stratolog.drills.kit.taps import ReportTap
 
 WRITES = 20
 
@@ -28,16 +23,12 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
     """Run the drill."""
     with session.step("check that the stack is whole"):
         cluster.check_whole()
-    victim = follower_of(cluster, shard)
-    with (
-        ReportTap(cluster.settings.connection, shard) as reports,
-        own_load(session, cluster, "kill-follower", shard) as load,
-    ):
-        before = int(cluster.view(victim, shard)["applied_offset"])
+    victim = cluster.follower_of(shard)
+    with judged_load(session, cluster, "kill-follower", shard) as (load, judge):
         with session.step(f"SIGKILL {victim}, a follower of shard {shard}"):
-            start_again = cluster.kill(session, victim)
+            start_again = cluster.take(session, victim, ProcessFault.KILL)
         with session.step("read the position that it has stored, from a copy of its database") as found:
-            stored = stored_offset(cluster, victim, shard)
+            stored = offset_of(cluster, victim, shard)
             found(f"offset {stored}")
             load.wait_more(WRITES)
         with session.step(f"start {victim} again, wait until it has caught up"):
@@ -45,37 +36,16 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
             cluster.wait_led()
             cluster.wait_caught_up(victim, shard)
             load.wait_more(WRITES)
-        judge_load(session, cluster, shard, load, reports, before)
+        judge()
         view = cluster.view(victim, shard)
         read = int(view["records_applied"]) + int(view["records_void"])
         session.find(digest_findings.resumed(stored, int(view["read_offset"]), read))
         session.figures["records_read_after_restart"] = read
 
 
-def offset_in(store: RocksStore) -> int:
-    """Return the offset that a replica has stored, -1 if none."""
-    row = store.get(TRANSACTION_INFO, POSITION_KEY)
-    return -1 if row is None else Position.decode(row).offset
-
-
-def follower_of(cluster: Cluster, shard: int) -> str:
-    """Return a follower of the shard, if possible one that leads nothing; raises CouldNotRun if there is none."""
-    leader = cluster.wait_leader(shard)
-    leading = {cluster.wait_leader(other) for other in range(cluster.settings.shards)}
-    followers = [name for name in cluster.names if name != leader]
-    if not followers:
-        raise CouldNotRun(f"{leader} is the only node: shard {shard} has no follower")
-    return next((name for name in followers if name not in leading), followers[0])
-
-
-def stored_offset(cluster: Cluster, name: str, shard: int) -> int:
+def offset_of(cluster: Cluster, name: str, shard: int) -> int:
     """Return the offset that a stopped node has stored, read from a copy of its database."""
-    source = cluster.settings.node_folder(name) / f"shard-{shard}"
+    source = database_of(cluster.settings, name, shard)
     with tempfile.TemporaryDirectory(prefix="stratolog-drill-") as scratch:
-        copy = Path(scratch) / source.name
-        shutil.copytree(source, copy)
-        store = RocksStore(copy, OM_FAMILIES.names)
-        try:
-            return offset_in(store)
-        finally:
-            store.close()
+        with opened_store(Path(shutil.copytree(source, Path(scratch) / source.name))) as store:
+            return stored_offset(store)

@@ -12,13 +12,11 @@ from confluent_kafka.admin import AdminClient
 
 from schemas.kafka.client_settings import client_settings
 from schemas.topics import OM_LOG
-from stratolog.drills.core import write_findings
 from stratolog.drills.core.report import CouldNotRun, StepFailed
-from stratolog.drills.kit.aftermath import judge_load
+from stratolog.drills.kit.aftermath import judged_load
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.load import own_load
+from stratolog.drills.kit.core import write_findings
 from stratolog.drills.kit.session import Session
-from stratolog.drills.kit.taps import ReportTap
 from stratolog.local.processes import wait_until
 from stratolog.local.state import BROKER
 
@@ -40,11 +38,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
         cluster.check_whole()
         admin = AdminClient(client_settings(cluster.settings.connection, {"log_level": 0}))
         _await_in_sync(admin, 3)
-    since = int(cluster.view(cluster.wait_leader(shard), shard)["applied_offset"])
-    with (
-        ReportTap(cluster.settings.connection, shard) as reports,
-        own_load(session, cluster, "lost-broker", shard) as load,
-    ):
+    with judged_load(session, cluster, "lost-broker", shard) as (load, judge):
         number = _leader_of_log(admin, shard)
         with session.step(f"SIGKILL broker-{number}, which leads partition {shard} of {OM_LOG}"):
             killed_s = time.monotonic()
@@ -67,7 +61,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
         with session.step("write on with three brokers"):
             load.wait_more(WRITES)
             cluster.wait_led()
-        judge_load(session, cluster, shard, load, reports, since)
+        judge()
 
 
 def _in_sync(admin: AdminClient) -> dict[int, int]:

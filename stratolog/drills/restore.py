@@ -19,12 +19,13 @@ from schemas.settings.values import NodeAddress
 from stratolog.backups.making import make_backup, verify
 from stratolog.backups.restoring import RestoredCluster, RestoreWish, restore_stack
 from stratolog.configuration.settings import Settings
-from stratolog.drills.core import install_findings, write_findings
-from stratolog.drills.core.journal import Journal
-from stratolog.drills.kit.aftermath import judge_load
+from stratolog.drills.core import install_findings
+from stratolog.drills.kit.aftermath import judge_load, scan_all
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.load import Load, client_of, listed, put_key, volume_name
-from stratolog.drills.kit.own_stack import SHARD, own_stack, scan_all
+from stratolog.drills.kit.core import write_findings
+from stratolog.drills.kit.core.journal import Journal
+from stratolog.drills.kit.load import BUCKET, Load, client_of, listed, put_key, volume_name
+from stratolog.drills.kit.own_stack import SHARD, own_stack, to_be_deleted
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import ReportTap
 from stratolog.local import stack
@@ -41,7 +42,7 @@ def run(session: Session, cluster: Cluster) -> None:
         backups = own.settings.data_dir.parent / "backups"
         volume = volume_name(DRILL, SHARD, own.settings.shards)
         with client_of(own.settings) as client:
-            load = Load(client, volume)
+            load = Load(client, [volume]).start()
             try:
                 made = [_back_up(session, own.settings, backups, load, which) for which in MADE]
             finally:
@@ -80,12 +81,7 @@ def _restored(session: Session, own: Cluster, backups: Path) -> Iterator[tuple[C
         nodes=tuple(NodeAddress(name=name, host="127.0.0.1", port=port) for name, port in zip(own.names, nodes, strict=True)),
         explicit=frozenset(),
     )  # fmt: skip
-
-    def remove() -> str:
-        stack.down(wanted, remove_data=True)
-        return "the restored stack is stopped and deleted"
-
-    stopped = session.touching("a second stack of this drill's own", remove)
+    stopped = to_be_deleted(session, wanted, "a second stack of this drill's own", "the restored stack")
     with session.step("read every file of both backups") as found:
         _, problems = verify(backups, lambda _: None)
         found(problems[0] if problems else "all are whole")
@@ -105,17 +101,16 @@ def _judge_rows(
     session: Session, restored: Cluster, found: RestoredCluster, made: BackupManifest, journal: Journal, volume: str
 ) -> None:  # fmt: skip
     part = made.parts[SHARD]
-    held = {key: write for key, write in journal.acknowledged.items() if write.index <= part.index}
+    held = journal.as_of(part.index)
     with session.step("scan every restored replica, and list its keys"):
-        scans = scan_all(restored)
+        scans = scan_all(restored, SHARD)
         listings = {name: listed(restored, name, volume) for name in restored.names}
     session.find(
         install_findings.restored(part.digest, found.shards[SHARD].digest, scans),
         install_findings.scans_equal(scans),
-        write_findings.nothing_lost(replace(journal, acknowledged=held), listings),
-        write_findings.nothing_invented(journal, listings),
+        *write_findings.writes_hold(held, listings),
     )
-    session.figures["keys_in_the_backup"] = len(held)
+    session.figures["keys_in_the_backup"] = len(held.acknowledged)
 
 
 def _judge_writes(session: Session, restored: Cluster, volume: str) -> None:
@@ -126,8 +121,8 @@ def _judge_writes(session: Session, restored: Cluster, volume: str) -> None:
         ReportTap(restored.settings.connection, SHARD) as reports,
     ):
         with session.step("write on, to the old volume and to a new one"):
-            put_key(client, volume, "after-the-restore", 1)
-            load = Load(client, volume_name(DRILL, SHARD, restored.settings.shards))
+            put_key(client, volume, BUCKET, "after-the-restore", 1)
+            load = Load(client, [volume_name(DRILL, SHARD, restored.settings.shards)]).start()
             try:
                 load.wait_more(WRITES)
             finally:

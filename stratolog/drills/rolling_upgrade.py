@@ -23,7 +23,7 @@ from stratolog.drills.core.version_findings import DifferingRow, Mixed
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.rebuild import scratch
 from stratolog.drills.kit.session import Session
-from stratolog.drills.kit.two_versions import NEXT, THIS, MixedShard, mixed_shard, some_requests
+from stratolog.drills.two_versions import NEXT, THIS, MixedShard, mixed_shard, some_requests
 
 ODD = "om3"
 

@@ -21,12 +21,13 @@ from stratolog.drills.core import leader_findings
 from stratolog.drills.core.leader_findings import Read
 from stratolog.drills.core.log_survey import VoidRecord
 from stratolog.drills.core.report import CouldNotRun
-from stratolog.drills.kit.aftermath import judge_load
+from stratolog.drills.kit.aftermath import judged_load
+from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.load import BUCKET, DEADLINE_MS, Load, own_load
+from stratolog.drills.kit.load import BUCKET, DEADLINE_MS, Load
 from stratolog.drills.kit.log_reading import survey
 from stratolog.drills.kit.session import Session
-from stratolog.drills.kit.taps import AnswerTap, ReportTap
+from stratolog.drills.kit.taps import AnswerTap
 from stratolog.nodes.node_http import url_of
 
 ATTEMPTS = 4
@@ -57,17 +58,15 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
     with session.step("check that the stack is whole"):
         cluster.check_whole()
     servers = cluster.settings.connection
-    since = int(cluster.view(cluster.wait_leader(shard), shard)["applied_offset"])
     with (
-        ReportTap(servers, shard) as reports,
-        own_load(session, cluster, "zombie-leader", shard) as load,
+        judged_load(session, cluster, "zombie-leader", shard) as (load, judge),
         AnswerTap(servers, load.client.client_id) as answers,
     ):
         for attempt in range(1, ATTEMPTS + 1):
             frozen = _freeze_and_wake(session, cluster, shard, load, attempt)
             if frozen.appended:
                 break
-        seen = judge_load(session, cluster, shard, load, reports, since)
+        seen = judge()
         session.find(leader_findings.answers_right(answers.answers(), seen.calls, seen.late_calls))
         session.figures["times_frozen"] = attempt
         if not frozen.appended:
@@ -92,7 +91,7 @@ def _freeze_and_wake(session: Session, cluster: Cluster, shard: int, load: Load,
             for number in range(BURST)
         ]
         burst[ANSWERED_BEFORE_PAUSE].result()
-        resume = cluster.pause(session, name)
+        resume = cluster.take(session, name, ProcessFault.PAUSE)
         found(f"{sum(future.done() for future in burst)} of them were answered")
     with session.step("wait for another leader, and write a key under it") as found:
         successor = cluster.wait_leader(shard, other_than=name)

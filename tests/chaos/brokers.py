@@ -20,7 +20,6 @@ from aiokafka.protocol.metadata import MetadataRequest
 from schemas.topics import OM_LOG, OM_REQUESTS, OM_RESPONSES
 from tests.support.local.stack import TestStack
 
-PATIENCE_S = 180.0
 ASK_MS = 3_000
 TOPICS = (OM_LOG, OM_REQUESTS, OM_RESPONSES)
 
@@ -76,7 +75,7 @@ def leader_of_log(stack: TestStack, shard: int = 0) -> int:
         told = {found[shard].leader for _, found in _told(stack, OM_LOG) if shard in found}
         return told.pop() if len(told) == 1 and -1 not in told else None
 
-    number: int = stack.wait("all brokers know the leader of the log's partition", known, PATIENCE_S)
+    number: int = stack.wait("all brokers know the leader of the log's partition", known)
     return number
 
 
@@ -109,4 +108,4 @@ def wait_in_sync(stack: TestStack) -> None:
             for _, found in _told(stack, topic)
         )
 
-    stack.wait("all copies in sync", in_sync, PATIENCE_S)
+    stack.wait("all copies in sync", in_sync)

@@ -23,10 +23,15 @@ from typing import Any
 
 from producers import Client
 from producers.requests.keys import ensure_places
+from stratolog.drills.kit.catalogue import ProcessFault
+from stratolog.drills.kit.core.journal import Journal
+from stratolog.drills.kit.core.judging import Aftermath
+from stratolog.drills.kit.faults import LostLeader, lose_leader
+from stratolog.drills.kit.journal_file import JournalTail, read_journal
+from stratolog.drills.kit.session import Session
 from stratolog.local.kafka import LONG_RUN_JVM, QUICK_START_JVM, Listener
 from stratolog.local.processes import Process, log_tail, spawn
-from tests.chaos.journal import Journal, Tail
-from tests.chaos.judge import Findings, judge
+from tests.chaos.judge import judge
 from tests.support.faults.netns import Network
 from tests.support.faults.stack_faults import fresh_volume
 from tests.support.local.stack import LocalKafka, TestStack
@@ -91,7 +96,7 @@ class Chaos:
         self._folder = folder
         self._load = load
         self.clients: dict[int, Process] = {}
-        self._tails: dict[int, Tail] = {}
+        self._tails: dict[int, JournalTail] = {}
         self._volumes = [fresh_volume(shard, len(self.shards)) for shard in self.shards]
 
     @property
@@ -105,7 +110,7 @@ class Chaos:
         fault.inject(self, round_number)
         self.check_alive()
 
-    def conclude(self) -> Findings:
+    def conclude(self) -> Aftermath:
         """End the clients, start what does not run, and compare everything."""
         journals = self.stop_clients()
         for name in self.stack.names:
@@ -142,7 +147,7 @@ class Chaos:
             "--in-flight", str(load.in_flight), "--rate", str(load.rate),
             *self._door(load.doors[number % len(load.doors)]),
         ]  # fmt: skip
-        self._tails[number] = Tail(self.journal_file(number))
+        self._tails[number] = JournalTail(self.journal_file(number))
         self.clients[number] = spawn(command, log=self._folder / "clients.log", detached=False)
         return number
 
@@ -176,7 +181,7 @@ class Chaos:
                 raise AssertionError(f"client {number} does not end\n{self.client_log()}\n{self.stack.logs()}")
         self.clients.clear()
         found = [
-            Journal.read(self.journal_file(number)) for number in self._tails if self.journal_file(number).exists()
+            read_journal(self.journal_file(number)) for number in self._tails if self.journal_file(number).exists()
         ]
         return [journal for journal in found if journal is not None]
 
@@ -200,14 +205,18 @@ class Chaos:
                 assert not ended, f"client {ended} ended by itself\n{self.client_log()}"
                 return self.acknowledged(numbers) >= wanted
 
-            self.stack.wait(f"{more} more acknowledgements on {self._volumes[residue]}", come, PATIENCE_S)
+            self.stack.wait(f"{more} more acknowledgements on {self._volumes[residue]}", come)
 
-    def leader(self, shard: int = 0, *, other_than: str | None = None) -> str:
-        return self.stack.wait_leader(shard, other_than=other_than, timeout_s=PATIENCE_S)
+    def wait_leader(self, shard: int = 0, *, other_than: str = "") -> str:
+        return self.stack.wait_leader(shard, other_than=other_than)
+
+    def lose_leader(self, shard: int, fault: ProcessFault, writes: Callable[[], None] = lambda: None) -> LostLeader:
+        """Take a shard's leader away until another one leads, as a drill does; its steps are told to nobody."""
+        return lose_leader(Session(), self.stack, shard, fault, writes)
 
     def followers(self, shard: int = 0) -> list[str]:
         """Return the running nodes that do not lead the shard."""
-        leader = self.leader(shard)
+        leader = self.wait_leader(shard)
         return [name for name in self.stack.nodes if name != leader]
 
     def wait_caught_up(self, node: str) -> None:
@@ -216,13 +225,13 @@ class Chaos:
             self._wait_caught_up(node, shard)
 
     def _wait_caught_up(self, node: str, shard: int) -> None:
-        goal = self.applied(self.leader(shard), shard)
+        goal = self.applied(self.wait_leader(shard), shard)
 
         def reached() -> bool:
             assert self.stack.nodes[node].is_running(), f"{node} ended by itself\n{self.stack.logs()}"
             return self.applied(node, shard) >= goal
 
-        self.stack.wait(f"{node} has applied offset {goal} of shard {shard}", reached, PATIENCE_S)
+        self.stack.wait(f"{node} has applied offset {goal} of shard {shard}", reached)
 
     def applied(self, node: str, shard: int = 0) -> int:
         """Return the offset of the last record that a node says to have applied, -1 if it says nothing."""
@@ -234,12 +243,12 @@ class Chaos:
             self._wait_spare(shard)
 
     def _wait_spare(self, shard: int) -> None:
-        goal = self.applied(self.leader(shard), shard)
+        goal = self.applied(self.wait_leader(shard), shard)
 
         def found() -> bool:
             return any(self.applied(name, shard) >= goal for name in self.followers(shard))
 
-        self.stack.wait(f"a follower has applied offset {goal} of shard {shard}", found, PATIENCE_S)
+        self.stack.wait(f"a follower has applied offset {goal} of shard {shard}", found)
 
     def wait_all_caught_up(self) -> None:
         for name in list(self.stack.nodes):
@@ -265,7 +274,7 @@ class Plan:
     seed: int = 1
 
 
-def run(plan: Plan, folder: Path, note: Callable[[str], None], stop: Event) -> tuple[int, Findings, float]:
+def run(plan: Plan, folder: Path, note: Callable[[str], None], stop: Event) -> tuple[int, Aftermath, float]:
     """Run a campaign in ``folder``; return (rounds, what the judge found, seconds of faults under load).
 
     Once ``stop`` is set the round that runs is the last one.
@@ -302,12 +311,13 @@ def stack_of(plan: Plan, folder: Path, network: Network | None) -> Iterator[Test
     """Start the stack that a fault needs: on hosts of ``network`` (brokers ``kafka1``…, nodes ``om1``…), else all on this machine."""
     with ExitStack() as started:
         jvm = QUICK_START_JVM if plan.times <= 1 and not plan.acknowledged else LONG_RUN_JVM
-        listeners = () if network is None else _broker_hosts(network, plan.brokers)
+        listeners = () if network is None else broker_hosts(network, plan.brokers)
         kafka = started.enter_context(LocalKafka(folder / "kafka", brokers=plan.brokers, jvm=jvm, listeners=listeners))
         stack = TestStack(
             folder, kafka=kafka, shards=plan.shards, brokers=plan.brokers, session_timeout_ms=plan.session_timeout_ms,
             barrier_interval_ms=BARRIER_INTERVAL_MS,
         )  # fmt: skip
+        stack.patience_s = PATIENCE_S
         stack.settings = replace(stack.settings, **dict(plan.fault.settings))
         if network is not None:
             _put_nodes_on_hosts(network, stack)
@@ -315,7 +325,7 @@ def stack_of(plan: Plan, folder: Path, network: Network | None) -> Iterator[Test
         yield started.enter_context(stack)
 
 
-def _broker_hosts(network: Network, brokers: int) -> tuple[Listener, ...]:
+def broker_hosts(network: Network, brokers: int) -> tuple[Listener, ...]:
     hosts = [network.add(f"kafka{number}") for number in range(1, brokers + 1)]
     return tuple(
         Listener(broker=BROKER_PORT, controller=CONTROLLER_PORT, host=host.address, launcher=host.launcher)

@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.campaign import PATIENCE_S, Chaos
+from stratolog.drills.kit.rebuild import database_of
+from tests.chaos.campaign import Chaos
 
 FLIP = 0x40
 
@@ -26,7 +27,7 @@ def flip_bit(path: Path, offset: int) -> None:
 
 def shard_folder(chaos: Chaos, node: str, shard: int = 0) -> Path:
     """Return where a node keeps a shard's RocksDB."""
-    return chaos.stack.settings.node_folder(node) / f"shard-{shard}"
+    return database_of(chaos.stack.settings, node, shard)
 
 
 def wipe(chaos: Chaos, node: str, shard: int = 0) -> None:
@@ -56,7 +57,7 @@ class LogMark:
 def wait_stopped(chaos: Chaos, node: str, mark: LogMark) -> str:
     """Wait until a node has ended by itself, and return the line in which it says why: one of a StopProcess."""
     process = chaos.stack.nodes[node]
-    chaos.stack.wait(f"{node} stops by itself", lambda: not process.is_running(), PATIENCE_S)
+    chaos.stack.wait(f"{node} stops by itself", lambda: not process.is_running())
     chaos.stack.nodes.pop(node)
     said = [line["message"] for line in mark.lines() if line["level"] == "CRITICAL"]
     assert said, f"{node} ended without a word\n{chaos.stack.logs()}"

@@ -17,11 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shlex
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -31,12 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datanode_processors.errors import BlockError
 from schemas.records.datanode import Member
 from stratolog.local.processes import Process, spawn
+from tests.chaos.command import note, run_campaign
 from tests.chaos.failing_writers import Overwriter, counted
 from tests.support.datanodes.datanodes import ROOT, Block, Datanodes
-from tests.support.faults.datanode_faults import settle
+from tests.support.faults.datanode_faults import block_problem, settle
 from tests.support.local.stack import LocalKafka
 from tests.support.sdk.key_world import KIB, MIB, KeyWorld
 
@@ -46,7 +43,6 @@ PIECE_BYTES = 100 * KIB
 LONGEST_PAUSE_S = 4.0
 PROGRESS_S = 180.0
 """How long after a fault a file must be acknowledged again."""
-WATCH_MS = 30_000
 OVERWRITES = 2
 """Keys that a client writes again for each new one."""
 PROBLEMS = ("lost", "wrong", "replaced", "divergent")
@@ -185,7 +181,9 @@ class Campaign:
             for container_id, local_id, offset, length, bcs_id in found["blocks"]:
                 block = Block(container_id % 256, container_id, local_id)
                 for name in self.nodes.pipelines[block.partition]:
-                    if (problem := self._compare(name, block, data[offset : offset + length], bcs_id)) is not None:
+                    if (
+                        problem := block_problem(self.nodes, name, block, data[offset : offset + length], bcs_id)
+                    ) is not None:
                         yield problem
         for partition in self.nodes.pipelines:
             try:
@@ -193,21 +191,9 @@ class Campaign:
             except AssertionError as error:
                 yield "divergent", str(error)
 
-    def _compare(self, name: str, block: Block, data: bytes, bcs_id: int) -> tuple[str, str] | None:
-        try:
-            (watched,) = self.nodes.watch(block, len(data), bcs_id=bcs_id, names=[name], timeout_ms=WATCH_MS)
-            if not watched.satisfied:
-                return "lost", f"{block} on {name}: {watched}"
-            if self.nodes.read(name, block, len(data), bcs_id=bcs_id) != data:
-                return "wrong", f"{block} on {name}"
-        except BlockError as error:
-            return "lost", f"{block} on {name}: {error}"
-        return None
-
 
 def run(folder: Path, *, kills: int, writers: int, seed: int) -> dict[str, Any]:
     """Run a campaign and return its figures."""
-    began = time.monotonic()
     with ExitStack() as started:
         kafka = started.enter_context(LocalKafka(folder / "kafka"))
         nodes = started.enter_context(Datanodes(folder, kafka, count=4))
@@ -218,22 +204,20 @@ def run(folder: Path, *, kills: int, writers: int, seed: int) -> dict[str, Any]:
             for number in range(1, kills + 1):
                 campaign.round()
                 if number % 10 == 0:
-                    _note(f"{number} of {kills}: {len(campaign.acknowledged())} files; {dict(campaign.hit)}")
+                    note(f"{number} of {kills}: {len(campaign.acknowledged())} files; {dict(campaign.hit)}")
         finally:
             campaign.finish()
         files = campaign.acknowledged()
-        _note(f"comparing {len(files)} files")
+        note(f"comparing {len(files)} files")
         problems: Counter[str] = Counter()
         for kind, what in campaign.judge():
             problems[kind] += 1
-            _note(f"{kind}: {what}")
+            note(f"{kind}: {what}")
     return {
         "faults": kills, "hit": dict(campaign.hit), "acknowledged_files": len(files),
         "acknowledged_bytes": sum(found["length"] for found in files),
         "failed_writers": counted(campaign.journalled())["failed"],
         **{kind: problems[kind] for kind in PROBLEMS},
-        "seconds": round(time.monotonic() - began),
-        "command": "python -m tests.chaos.datanodes " + shlex.join(sys.argv[1:]),
     }  # fmt: skip
 
 
@@ -250,18 +234,12 @@ def main() -> int:
     if options.client is not None:
         write_files(options.client, options.addresses, options.journal)
         return 0
-    folder = Path(tempfile.mkdtemp(prefix="stratolog-chaos-datanodes-"))
-    figures = run(folder, kills=options.kills, writers=options.writers, seed=options.seed)
-    print(json.dumps(figures), flush=True)
-    if any(figures[kind] for kind in PROBLEMS):
-        _note(f"journals and logs are in {folder}")
-        return 1
-    shutil.rmtree(folder, ignore_errors=True)
-    return 0
 
+    def body(folder: Path) -> tuple[dict[str, Any], bool]:
+        figures = run(folder, kills=options.kills, writers=options.writers, seed=options.seed)
+        return figures, not any(figures[kind] for kind in PROBLEMS)
 
-def _note(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+    return 0 if run_campaign("tests.chaos.datanodes", {}, body, "datanodes") else 1
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from schemas.records.datanode import StreamError
 from schemas.records.door import DoorRead
 from schemas.records.messages import CreateVolume, Requests
 from tests.chaos.hostile_judging import ACTS, FACTOR, FACTORS, HEADER, Seen, faults, rows
+from tests.support.local.at_work import at_work
 from tests.support.local.stack import TestStack
 from tests.support.om.om_world import request_of
 from tests.support.om.raw_door import HELLO, UPGRADING, DoorClosed, RawDoor
@@ -314,22 +316,15 @@ class Victim:
             self._client.close()
 
 
-@contextmanager
-def _at_work(victims: Sequence[Victim], seen: Mapping[str, Seen]) -> Iterator[None]:
-    """Have all victims work during the block, each on a thread of its own."""
-    ended = threading.Event()
-    threads = []
+def _at_work(victims: Sequence[Victim], seen: Mapping[str, Seen]) -> AbstractContextManager[None]:
+    """Have all victims work during a block, each on a thread of its own."""
     for one in victims:
         one.served_since_s = None
-        threads.append(threading.Thread(target=one.work, args=(lambda: not ended.is_set(), seen[one.name])))
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
+
+    def work(victim: Victim, ended: threading.Event) -> None:
+        victim.work(lambda: not ended.is_set(), seen[victim.name])
+
+    return at_work(*(partial(work, one) for one in victims))
 
 
 def _wait_measured(victims: Sequence[Victim], seconds: float) -> None:
@@ -356,19 +351,13 @@ def _memory_mib(pid: int) -> float:
 def _watched(pid: int) -> Iterator[list[float]]:
     """Yield a list that grows by what a process holds, until the end of the block."""
     seen: list[float] = [_memory_mib(pid)]
-    ended = threading.Event()
 
-    def watch() -> None:
+    def watch(ended: threading.Event) -> None:
         while not ended.wait(POLL_S):
             seen.append(_memory_mib(pid))
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
+    with at_work(watch):
         yield seen
-    finally:
-        ended.set()
-        thread.join()
 
 
 def run_one(stack: TestStack, victims: Sequence[Victim], name: str, options: argparse.Namespace) -> dict[str, Any]:

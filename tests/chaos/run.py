@@ -8,24 +8,26 @@ Prints what happens on standard error and at the end one JSON line on standard o
 duplicated, divergent, longest_gap_ms, seconds, command`` (``tests.chaos.judge`` says what each is). Exit status 1 if anything
 that must hold does not; then the folder with journals and logs is kept and named. Control-C ends a campaign after its round: what was
 done until then is compared and printed, ``times`` being the rounds that were done. A second one ends it at once.
+
+A drill beside the running stack (``stratolog drill``: ``expired-log``, say) is a fault, too: it runs so many times, each time on a stack of
+its own, and its line has ``verdicts`` and ``wrong``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import shutil
-import signal
 import sys
-import tempfile
-import threading
-import time
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Event
+from typing import Any
 
+from tests.chaos import drill_campaign
 from tests.chaos.campaign import DOORS, Plan, run
-from tests.chaos.registry import FAULTS
+from tests.chaos.command import note, run_campaign, stopped_by_interrupts
+from tests.chaos.registry import DRILLS, FAULTS
 
 
 def main() -> int:
@@ -35,39 +37,28 @@ def main() -> int:
     if options.list:
         for name, fault in FAULTS.items():
             print(f"{name:18} {(sys.modules[fault.inject.__module__].__doc__ or '').splitlines()[0]}")
+        for name, drill in DRILLS.items():
+            print(f"{name:18} {drill.does}")
         return 0
-    if options.fault not in FAULTS:
-        parser.error(f"--fault {options.fault}: there is {', '.join(FAULTS)}")
-    plan = _plan(options)
-    if reason := plan.fault.why_not():
-        print(json.dumps({"fault": plan.fault.name, "skipped": reason}), flush=True)
-        return 0
-    stop = threading.Event()
-    signal.signal(signal.SIGINT, lambda *_: _stop_soon(stop))
-    folder = Path(tempfile.mkdtemp(prefix=f"stratolog-chaos-{plan.fault.name}-"))
-    try:
-        rounds, findings, seconds = run(plan, folder, _note, stop)
-    except BaseException:
-        _note(f"journals and logs are in {folder}")
-        raise
-    words = findings.words
-    figures = {name: value for name, value in asdict(findings).items() if name != "words"}
-    line = {"fault": plan.fault.name, "times": rounds, **figures, "seconds": round(seconds), "command": _command()}
-    for word in words:
-        _note(word)
-    print(json.dumps(line), flush=True)
-    if not findings.sound:
-        _note(f"journals and logs are in {folder}")
-        return 1
-    shutil.rmtree(folder, ignore_errors=True)
-    return 0
+    if options.fault not in {*FAULTS, *DRILLS}:
+        parser.error(f"--fault {options.fault}: there is {', '.join([*FAULTS, *DRILLS])}")
+    stop = stopped_by_interrupts()
+    if options.fault in DRILLS:
+        body = partial(drill_campaign.run, options.fault, options.times, note=note, stop=stop)
+    else:
+        plan = _plan(options)
+        if reason := plan.fault.why_not():
+            print(json.dumps({"fault": plan.fault.name, "skipped": reason}), flush=True)
+            return 0
+        body = partial(_run, plan, stop=stop)
+    return 0 if run_campaign("tests.chaos.run", {"fault": options.fault}, body, options.fault) else 1
 
 
-def _stop_soon(stop: threading.Event) -> None:
-    if stop.is_set():
-        raise KeyboardInterrupt
-    _note("this round is the last one")
-    stop.set()
+def _run(plan: Plan, folder: Path, *, stop: Event) -> tuple[dict[str, Any], bool]:
+    rounds, found, seconds = run(plan, folder, note, stop)
+    for word in found.words:
+        note(word)
+    return {"times": rounds, **found.figures(), "seconds": round(seconds)}, found.sound
 
 
 def _plan(options: argparse.Namespace) -> Plan:
@@ -92,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, help="client processes; by default one by each door")
     parser.add_argument("--in-flight", type=int, help="chains of requests in each")
     parser.add_argument(
-        "--doors", type=_doors,
+        "--doors", type=doors,
         help=f"the client processes' ways to the leader, in turn: some of {', '.join(DOORS)}; by default all",
     )  # fmt: skip
     parser.add_argument("--rate", type=float, help="keys a second in each; 0 = as fast as they are answered")
@@ -100,19 +91,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _doors(text: str) -> tuple[str, ...]:
+def doors(text: str) -> tuple[str, ...]:
+    """Read the value of ``--doors``."""
     found = tuple(text.split(","))
     if not set(found) <= set(DOORS):
         raise argparse.ArgumentTypeError(f"{text!r}: some of {', '.join(DOORS)}, with commas between")
     return found
-
-
-def _command() -> str:
-    return "python -m tests.chaos.run " + shlex.join(sys.argv[1:])
-
-
-def _note(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,10 @@ from confluent_kafka import TopicPartition
 
 from schemas.topics import OM_LOG
 from stratolog.cluster.installs import installing
-from tests.support.faults.stack_faults import (
-    Load,
-    assert_journal_holds,
-    bystander,
-    fresh_volume,
-)
+from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.load import Load
+from stratolog.drills.kit.own_stack import trim_log
+from tests.support.faults.stack_faults import assert_journal_holds, bystander, fresh_volume
 from tests.support.local.stack import LocalKafka, TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
@@ -33,20 +31,8 @@ def stack(make_kafka: Callable[..., LocalKafka], tmp_path_factory: pytest.TempPa
 
 
 def trim(stack: TestStack, *, paused: str = "") -> int:
-    """Delete all records before the leader's position, as an operator may; return the log's first offset.
-
-    An operator leaves the records that a running node still needs, and may forget one that is ``paused``. A follower
-    reads up to 50 ms behind its leader.
-    """
-    first = int(stack.shard(stack.wait_leader(0), 0)["applied_offset"])
-    stack.wait(
-        "every running node has read that far",
-        lambda: all(stack.shard(name, 0).get("applied_offset", -1) >= first for name in stack.nodes if name != paused),
-    )
-    place = TopicPartition(OM_LOG, 0, first)
-    deleted = stack.kafka.admin.delete_records([place])[place].result()
-    assert deleted.low_watermark == first
-    return first
+    """Trim the log as an operator may, who forgets a node that is ``paused``; return its first offset."""
+    return trim_log(Cluster(settings=stack.settings), [name for name in stack.nodes if name != paused])
 
 
 def digests(stack: TestStack) -> set[Any]:
@@ -62,16 +48,16 @@ def test_a_node_whose_disk_is_gone(stack: TestStack) -> None:
     with stack.client() as client:
         volume = fresh_volume(0, 1)
         with Load(client, [volume]) as load:
-            load.wait_more(volume, WRITES)
+            load.wait_more(WRITES, volume)
             victim = bystander(stack)
             stack.kill_node(victim)
             shutil.rmtree(stack.settings.node_folder(victim))
-            load.wait_more(volume, WRITES)
+            load.wait_more(WRITES, volume)
             first = trim(stack)
             assert first > WRITES
             stack.start_node(victim)
             stack.wait("the node serves again", lambda: stack.status(victim) is not None)
-            load.wait_more(volume, WRITES)
+            load.wait_more(WRITES, volume)
         installed = stack.shard(victim, 0)["installed"]
         assert installed["offset"] >= first
         assert installed["fetched_bytes"] > 0
@@ -85,10 +71,10 @@ def test_a_node_that_was_away_while_the_log_was_trimmed(stack: TestStack) -> Non
     with stack.client() as client:
         volume = fresh_volume(0, 1)
         with Load(client, [volume]) as load:
-            load.wait_more(volume, WRITES)
+            load.wait_more(WRITES, volume)
             victim = bystander(stack)
             stack.stop_node(victim)
-            load.wait_more(volume, WRITES)
+            load.wait_more(WRITES, volume)
             trim(stack)
             stack.start_node(victim)
             stack.wait("the node serves again", lambda: stack.status(victim) is not None)
@@ -104,9 +90,9 @@ def test_a_node_that_stood_still_while_the_log_was_trimmed(stack: TestStack) -> 
         volume = fresh_volume(0, 1)
         victim = bystander(stack)
         with Load(client, [volume]) as load:
-            load.wait_more(volume, WRITES)
+            load.wait_more(WRITES, volume)
             stack.pause_node(victim)
-            load.wait_more(volume, WRITES)
+            load.wait_more(WRITES, volume)
             first = trim(stack, paused=victim)
             process = stack.nodes[victim]
             stack.resume_node(victim)

@@ -20,7 +20,13 @@ from replicated_db.core.tables.column_families import TRANSACTION_INFO
 from replicated_db.core.tables.digests import digest_of_rows
 from replicated_db.shell.rocks import WORK_FOLDER, RocksReader
 from schemas.column_families import KEY_TABLE, SNAPSHOT_TABLE
-from tests.support.faults.stack_faults import Load, assert_journal_holds, assert_log_agrees, bystander, fresh_volume
+from stratolog.drills.kit.load import BUCKET, Load
+from tests.support.faults.stack_faults import (
+    assert_all_agree,
+    assert_log_agrees,
+    bystander,
+    fresh_volume,
+)
 from tests.support.local.stack import TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.usefixtures("all_nodes_run")]
@@ -77,34 +83,32 @@ def test_three_snapshots_under_load_are_the_same_on_every_node(
     made: list[CreatedSnapshot] = []
     with load:
         for number in range(3):
-            load.wait_more(volume, MORE_KEYS)
+            load.wait_more(MORE_KEYS, volume)
             acknowledged.append(set(load.journals[volume].acknowledged))
-            made.append(client.create_snapshot(volume, Load.BUCKET, f"snap-{number}" if number else ""))
-        load.wait_more(volume, MORE_KEYS)
+            made.append(client.create_snapshot(volume, BUCKET, f"snap-{number}" if number else ""))
+        load.wait_more(MORE_KEYS, volume)
         with pytest.raises(Exists, match="FILE_ALREADY_EXISTS"):
-            client.create_snapshot(volume, Load.BUCKET, "snap-1")
-        client.rename_snapshot(volume, Load.BUCKET, "snap-1", "renamed")
-        client.set_snapshot_properties(volume, Load.BUCKET, "renamed", {"why": "a test"})
+            client.create_snapshot(volume, BUCKET, "snap-1")
+        client.rename_snapshot(volume, BUCKET, "snap-1", "renamed")
+        client.set_snapshot_properties(volume, BUCKET, "renamed", {"why": "a test"})
     before: set[bytes] = set()
     for number, one in enumerate(made):
         keys, names = assert_same_on_all(stack, one, tmp_path)
-        assert keys >= {f"/{volume}/{Load.BUCKET}/{key}".encode() for key in acknowledged[number]}
+        assert keys >= {f"/{volume}/{BUCKET}/{key}".encode() for key in acknowledged[number]}
         assert keys > before
         assert names == {earlier.snapshot for earlier in made[:number]}, "not of its own row"
         before = keys
-    stack.wait_converged()
-    assert_journal_holds(stack, load)
-    assert_log_agrees(stack, 0)
+    assert_all_agree(stack, load)
     with pytest.raises(RequestFailed, match="BUCKET_NOT_EMPTY"):
-        client.delete_bucket(volume, Load.BUCKET)
-    client.delete_snapshot(volume, Load.BUCKET, "renamed")
+        client.delete_bucket(volume, BUCKET)
+    client.delete_snapshot(volume, BUCKET, "renamed")
     with pytest.raises(NotFound, match="FILE_NOT_FOUND"):
-        client.delete_snapshot(volume, Load.BUCKET, "renamed")
+        client.delete_snapshot(volume, BUCKET, "renamed")
     gone, *left = (checkpoint_name(one.snapshot_id) for one in (made[1], made[0], made[2]))
     stack.wait("every node has removed one", lambda: all(gone not in there for there in kept(stack).values()))
     assert all(there >= set(left) for there in kept(stack).values())
     for one in (made[0], made[2]):
-        client.delete_snapshot(volume, Load.BUCKET, one.snapshot)
+        client.delete_snapshot(volume, BUCKET, one.snapshot)
     stack.wait("every node has removed all", lambda: not any(kept(stack).values()))
     stack.wait_converged()
     assert_log_agrees(stack, 0)
@@ -156,9 +160,9 @@ def test_a_node_that_is_killed_while_it_makes_a_checkpoint_makes_the_same(
     work = folder_of(stack, victim) / WORK_FOLDER
     load = Load(client, [volume])
     with load, ThreadPoolExecutor(1) as pool:
-        load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, volume)
         for number in range(TRIES):
-            future: Future[CreatedSnapshot] = pool.submit(client.create_snapshot, volume, Load.BUCKET, f"try-{number}")
+            future: Future[CreatedSnapshot] = pool.submit(client.create_snapshot, volume, BUCKET, f"try-{number}")
             if caught(work):
                 stack.pause_node(victim)
                 if not is_empty(work):
@@ -171,7 +175,7 @@ def test_a_node_that_is_killed_while_it_makes_a_checkpoint_makes_the_same(
         made = future.result()
         assert checkpoint_name(made.snapshot_id) not in kept(stack)[victim], "what has the name is whole"
         assert not is_empty(work), "what the killed process has left"
-        load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, volume)
         stack.start_node(victim)
     assert_same_on_all(stack, made, tmp_path)
     assert is_empty(work)

@@ -116,7 +116,7 @@ def written(cluster: Cluster, name: str, keys: int = 5) -> None:
     with client_of(cluster.settings) as client:
         ensure_places(client, [(name, BUCKET)])
         for number in range(keys):
-            put_key(client, name, f"key-{number}", number)
+            put_key(client, name, BUCKET, f"key-{number}", number)
     for node in cluster.names:
         cluster.wait_caught_up(node, SHARD)
 

@@ -14,23 +14,26 @@ import pytest
 
 from producers import Client
 from producers.requests.keys import session_of
-from replicated_db.core.log.position import POSITION_KEY, Position
 from replicated_db.core.log.reading import Reading
-from replicated_db.core.tables.column_families import TRANSACTION_INFO
 from schemas.codecs.codec import decode_as
 from schemas.codecs.envelopes import responses_in
 from schemas.records.log import LeaderClaim
 from schemas.records.messages import CreateKey, Response
 from schemas.topics import OM_RESPONSES
+from stratolog.drills.kit.catalogue import ProcessFault
+from stratolog.drills.kit.faults import lose_leader
+from stratolog.drills.kit.load import put_key
+from stratolog.drills.kit.rebuild import stored_offset
+from stratolog.drills.kit.session import Session
 from tests.support.faults.stack_faults import (
-    Load,
     Tap,
+    assert_all_agree,
     assert_journal_holds,
     assert_log_agrees,
     bystander,
     database,
     fresh_volume,
-    put_key,
+    load_on_all_shards,
 )
 from tests.support.local.stack import TestStack
 from tests.support.logs.judged_log import read_log
@@ -46,37 +49,22 @@ ATTEMPTS = 4
 STACK = {"nodes": 3, "shards": SHARDS, "barrier_interval_ms": 200}
 
 
-def load_on_all_shards(client: Client) -> Load:
-    return Load(client, [fresh_volume(shard, SHARDS) for shard in range(SHARDS)])
-
-
-def assert_all_agree(stack: TestStack, load: Load) -> None:
-    stack.wait_converged()
-    assert_journal_holds(stack, load)
-    for shard in range(SHARDS):
-        assert_log_agrees(stack, shard)
-
-
 def test_a_leader_is_killed(stack: TestStack, client: Client, fault_round: int) -> None:
     broken, healthy = 0, 1
     victim = stack.wait_leader(broken)
     if victim in stack.leaders(healthy):
         pytest.fail(f"{victim} leads both shards, though three nodes run")
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     broken_volume, healthy_volume = load.journals
     with load:
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
-        killed_s = time.monotonic()
-        stack.kill_node(victim)
-        successor = stack.wait_leader(broken, other_than=victim)
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
-        stack.start_node(victim)
+        load.wait_more(MORE_KEYS)
+        lost = lose_leader(Session(), stack, broken, ProcessFault.KILL, lambda: load.wait_more(MORE_KEYS))
+        lost.give_back()
         stack.wait_led()
-        load.wait_more(broken_volume, MORE_KEYS)
-    assert successor != victim
-    again_s = min(t for t in load.journals[broken_volume].times_s if t > killed_s + 0.5)
+        load.wait_more(MORE_KEYS, broken_volume)
+    killed_s = lost.at_s
+    assert lost.successor != victim
+    again_s = min(s for ack in load.journals[broken_volume].acks if (s := ack.at_ms / 1000) > killed_s + 0.5)
     pause_s = load.journals[broken_volume].longest_gap_s(killed_s, again_s)
     healthy_pause_s = load.journals[healthy_volume].longest_gap_s(killed_s, again_s)
     print(f"broken shard paused for {pause_s:.2f} s, the other for {healthy_pause_s:.2f} s")
@@ -87,22 +75,17 @@ def test_a_leader_is_killed(stack: TestStack, client: Client, fault_round: int) 
 @pytest.mark.slow
 def test_a_follower_is_killed(stack: TestStack, client: Client, fault_round: int) -> None:
     victim = bystander(stack)
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     with load:
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
         stack.kill_node(victim)
         stored = {}
         for shard in range(SHARDS):
             with database(stack, victim, shard) as store:
-                row = store.get(TRANSACTION_INFO, POSITION_KEY)
-                assert row is not None
-                stored[shard] = Position.decode(row).offset
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+                stored[shard] = stored_offset(store)
+        load.wait_more(MORE_KEYS)
         stack.start_node(victim)
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
     assert_all_agree(stack, load)
     for shard, offset in stored.items():
         view = stack.shard(victim, shard)
@@ -182,10 +165,9 @@ def pause_and_wake_a_leader(stack: TestStack, client: Client) -> list[str]:
     client.create_bucket(volume, "bucket")
     path = f"/v1/volumes/{volume}/buckets/bucket/key?name=newest"
     with Tap(stack.settings.bootstrap_servers, OM_RESPONSES) as responses:
-        load = load_on_all_shards(client)
+        load = load_on_all_shards(client, SHARDS)
         with load:
-            for one in load.journals:
-                load.wait_more(one, MORE_KEYS)
+            load.wait_more(MORE_KEYS)
             burst = pause_amid_a_burst(stack, client, stale, volume)
             stack.wait_leader(shard, other_than=stale)
             put_key(client, volume, "bucket", "newest", 77)
@@ -202,8 +184,7 @@ def pause_and_wake_a_leader(stack: TestStack, client: Client) -> list[str]:
                 assert not thread.is_alive()
             sessions = {session_of(future.result(60)).session_id for future in burst}
             assert len(sessions) == BURST
-            for one in load.journals:
-                load.wait_more(one, MORE_KEYS)
+            load.wait_more(MORE_KEYS)
             stack.wait(f"{stale} follows", lambda: stack.shard(stale, shard).get("role") == "follower")
         assert_all_agree(stack, load)
         assert_one_answer_for_each_call(responses)
@@ -235,29 +216,22 @@ def assert_one_answer_for_each_call(tap: Tap) -> None:
 @pytest.mark.slow
 def test_a_graceful_stop_hands_over(stack: TestStack, client: Client, fault_round: int) -> None:
     shard = 1
-    leaver = stack.wait_leader(shard)
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     with load:
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
-        stopping_s = time.monotonic()
-        stack.stop_node(leaver)
-        stack.wait_leader(shard, other_than=leaver)
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
+        lost = lose_leader(Session(), stack, shard, ProcessFault.STOP, lambda: load.wait_more(MORE_KEYS))
         stopped_s = time.monotonic()
-        stack.start_node(leaver)
-    pause_s = load.journals[list(load.journals)[shard]].longest_gap_s(stopping_s, stopped_s)
+        lost.give_back()
+    pause_s = load.journals[list(load.journals)[shard]].longest_gap_s(lost.at_s, stopped_s)
     print(f"handing over took {pause_s:.2f} s")
     assert_all_agree(stack, load)
 
 
 @pytest.mark.slow
 def test_all_nodes_restart_from_disk(stack: TestStack, client: Client, fault_round: int) -> None:
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     with load:
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
     before = stack.wait_converged()
     stack.stop_nodes()
     for name in stack.names:
@@ -269,19 +243,17 @@ def test_all_nodes_restart_from_disk(stack: TestStack, client: Client, fault_rou
             before[shard]["digest"], before[shard]["applied_index"],
         )  # fmt: skip
         assert after[shard]["records_applied"] + after[shard]["records_void"] < before[shard]["applied_offset"]
-    with Load(client, [fresh_volume(shard, SHARDS) for shard in range(SHARDS)]) as more:
-        for volume in more.journals:
-            more.wait_more(volume, MORE_KEYS)
+    with load_on_all_shards(client, SHARDS) as more:
+        more.wait_more(MORE_KEYS)
     assert_all_agree(stack, load)
     assert_journal_holds(stack, more)
 
 
 @pytest.mark.slow
 def test_an_empty_disk_replays_the_log(stack: TestStack, client: Client, fault_round: int) -> None:
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     with load:
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
     stack.wait_converged()
     victim = bystander(stack)
     stack.stop_node(victim)

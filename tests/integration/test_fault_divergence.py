@@ -18,6 +18,7 @@ from schemas.column_families import BUCKETS, KEY_TABLE
 from schemas.records.log import Put
 from schemas.records.messages import AuditReport
 from schemas.records.rows import KeyInfo
+from stratolog.drills.kit.load import put_key
 from tests.support.faults.stack_faults import (
     AuditTap,
     assert_log_agrees,
@@ -25,7 +26,6 @@ from tests.support.faults.stack_faults import (
     database,
     fresh_volume,
     lie_as_leader,
-    put_key,
     restart_log_sums,
 )
 from tests.support.local.stack import TestStack

@@ -7,8 +7,6 @@ from collections import Counter
 import pytest
 
 from producers import Client
-from replicated_db.core.log.position import POSITION_KEY, Position
-from replicated_db.core.tables.column_families import TRANSACTION_INFO
 from schemas import result_codes as codes
 from schemas.codecs.codec import decode_as, encode
 from schemas.records.log import LATE_MODE, LEADER_MODE, DigestBase, RequestBatch
@@ -16,7 +14,9 @@ from schemas.records.messages import CreateKey, DeleteKey, Request, Response
 from stratolog.cluster.request_modes import request_types, set_modes
 from stratolog.commands.admin.replica_base import log_base
 from stratolog.commands.late_replay import Replay
-from tests.support.faults.stack_faults import RawClient, database, fresh_volume, put_key
+from stratolog.drills.kit.load import put_key
+from stratolog.drills.kit.rebuild import stored_offset
+from tests.support.faults.stack_faults import RawClient, database, fresh_volume
 from tests.support.local.stack import TestStack
 from tests.support.logs.judged_log import read_log
 
@@ -29,14 +29,6 @@ STACK = {
     "nodes": 3, "shards": 1, "barrier_interval_ms": HOUR_MS, "scrub_interval_ms": 0, "late_flush_interval_ms": HOUR_MS,
 }  # fmt: skip
 """Nothing is flushed by itself: what is applied stays in the caches."""
-
-
-def stored_offset(stack: TestStack, node: str) -> int:
-    """The position in the database of a node that does not run."""
-    with database(stack, node, 0) as store:
-        row = store.get(TRANSACTION_INFO, POSITION_KEY)
-    assert row is not None
-    return Position.decode(row).offset
 
 
 def test_killed_with_an_unflushed_buffer(stack: TestStack, client: Client, fault_round: int) -> None:
@@ -58,7 +50,8 @@ def test_killed_with_an_unflushed_buffer(stack: TestStack, client: Client, fault
         for node in stack.names:
             stack.kill_node(node)
         for node in stack.names:
-            behind = before["applied_offset"] - stored_offset(stack, node)
+            with database(stack, node, 0) as store:
+                behind = before["applied_offset"] - stored_offset(store)
             assert behind > 0, f"{node} had nothing unflushed"
         for node in stack.names:
             stack.start_node(node)

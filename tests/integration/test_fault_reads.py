@@ -10,12 +10,9 @@ import pytest
 from producers import Client
 from schemas.records.log import Barrier, LeaderClaim, Tick
 from schemas.sharding import shard_of
-from tests.support.faults.stack_faults import (
-    bystander,
-    fresh_volume,
-    listed,
-    put_key,
-)
+from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.load import listed, put_key
+from tests.support.faults.stack_faults import bystander, fresh_volume
 from tests.support.local.stack import TestStack
 from tests.support.logs.judged_log import read_log
 
@@ -72,7 +69,7 @@ def test_all_nodes_answer_alike(stack: TestStack, client: Client, volume: str, c
     stack.wait_converged()
     wanted = {key: size for size, key in enumerate(KEYS)}
     for node in stack.names:
-        assert listed(stack, node, volume, "bucket", consistency) == wanted
+        assert listed(Cluster(settings=stack.settings), node, volume, "bucket", consistency) == wanted
         _, info = ask(stack, node, f"/v1/volumes/{volume}?consistency={consistency}")
         assert (info["owner"], info["usage"]) == ("ann", {"used_namespace": 1, "allotted_bytes": 5_000})
         _, info = ask(stack, node, f"/v1/volumes/{volume}/buckets/bucket?consistency={consistency}")

@@ -37,14 +37,9 @@ from schemas.records.messages import (
     SetRequestMode,
 )
 from schemas.topics import MAX_REQUEST_BYTES, OM_AUDIT, OM_REJECTED, OM_REQUESTS, OM_RESPONSES, OM_VERDICTS
+from stratolog.drills.kit.load import put_key
 from tests.support.faults.odd_records import append_with_bad_header
-from tests.support.faults.stack_faults import (
-    RawClient,
-    RejectedTap,
-    assert_log_agrees,
-    fresh_volume,
-    put_key,
-)
+from tests.support.faults.stack_faults import RawClient, RejectedTap, assert_log_agrees, fresh_volume
 from tests.support.local.stack import TestStack
 from tests.support.logs.judged_log import read_log
 

@@ -44,13 +44,13 @@ from tests.support.faults import hanging_node
 from tests.support.faults.stack_faults import (
     PATIENCE_S,
     AuditTap,
-    Load,
     RawClient,
-    assert_journal_holds,
+    assert_all_agree,
     assert_log_agrees,
     bystander,
     fresh_volume,
     fresh_volumes,
+    load_on_all_shards,
     run_to_its_end,
 )
 from tests.support.local.stack import LocalKafka, TestStack
@@ -123,10 +123,6 @@ def test_until_finalize_the_cluster_stays_at_its_level(stack: TestStack, client:
     assert feature_levels(stack) == {LATEST}, "a restart remembers"
 
 
-def load_on_all_shards(client: Client, **options: Any) -> Load:
-    return Load(client, [fresh_volume(shard, SHARDS) for shard in range(SHARDS)], **options)
-
-
 def moved(stack: TestStack, shard: int, node: str) -> bool:
     """Whether a shard could be moved: a node that has just come must have read the whole log in time, or the shard stays where it is."""
     try:
@@ -151,13 +147,6 @@ def move_when_known(stack: TestStack, shard: int, node: str) -> dict[str, Any]:
     return answers[0]
 
 
-def assert_all_agree(stack: TestStack, load: Load) -> None:
-    stack.wait_converged()
-    assert_journal_holds(stack, load)
-    for shard in range(SHARDS):
-        assert_log_agrees(stack, shard)
-
-
 def wait_leads(stack: TestStack, shard: int, node: str) -> None:
     stack.wait(f"{node} leads shard {shard}", lambda: stack.leaders(shard) == [node])
 
@@ -166,16 +155,16 @@ def test_transfer(stack: TestStack, client: Client, fault_round: int) -> None:
     """To the node that leads nothing, on to the other shard's leader, home to the owner; then the borrower dies."""
     owner, other = stack.wait_leader(0), stack.wait_leader(1)
     third = next(name for name in stack.names if name not in (owner, other))
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     volume = next(iter(load.journals))
     with load:
-        load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, volume)
         for target in (third, other, owner, third):
             begun_s = time.monotonic()
             done = move_when_known(stack, 0, target)
             assert done["moved"]
             assert stack.leaders(0) == [target]
-            load.wait_more(volume, MORE_KEYS)
+            load.wait_more(MORE_KEYS, volume)
             pause_s = load.journals[volume].longest_gap_s(begun_s, time.monotonic())
             print(f"to {target}: nobody led for {done['gap_ms']:.0f} ms; writers paused for {pause_s * 1000:.0f} ms")
             views = shard_views(stack.settings, 0)
@@ -186,12 +175,12 @@ def test_transfer(stack: TestStack, client: Client, fault_round: int) -> None:
         begun_s = time.monotonic()
         stack.kill_node(third)
         wait_leads(stack, 0, owner)
-        load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, volume)
         pause_s = load.journals[volume].longest_gap_s(begun_s, time.monotonic())
         print(f"borrower killed: writers paused for {pause_s * 1000:.0f} ms")
         with pytest.raises(UserError, match=rf"nobody listens at \S+ \({third}\)"):
             move(stack.settings, 0, third)
-        load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, volume)
         stack.start_node(third)
         stack.wait_led()
     assert_all_agree(stack, load)
@@ -200,15 +189,15 @@ def test_transfer(stack: TestStack, client: Client, fault_round: int) -> None:
 @pytest.mark.slow
 def test_a_graceful_stop_hands_over(stack: TestStack, client: Client, fault_round: int) -> None:
     owner = stack.wait_leader(0)
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     volume = next(iter(load.journals))
     with load:
-        load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, volume)
         begun_s = time.monotonic()
         stack.stop_node(owner)
         stopped_s = time.monotonic() - begun_s
         successor = stack.wait_leader(0, other_than=owner)
-        load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, volume)
         pause_s = load.journals[volume].longest_gap_s(begun_s, time.monotonic())
         print(f"stopped in {stopped_s:.2f} s; writers paused for {pause_s * 1000:.0f} ms until {successor} led")
         stack.start_node(owner)
@@ -225,11 +214,10 @@ def test_a_leader_whose_disk_hangs_gives_up_all_leadership(stack: TestStack, cli
     stack.wait_led()
     move(stack.settings, 0, victim)
     move(stack.settings, 1, victim)
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     hang = hanging_node.hang_file(stack.settings.node_folder(victim) / "shard-0")
     with load:
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
         begun_s = time.monotonic()
         hang.touch()
         try:
@@ -238,15 +226,13 @@ def test_a_leader_whose_disk_hangs_gives_up_all_leadership(stack: TestStack, cli
                 "the others lead both shards",
                 lambda: all(any(name != victim for name in stack.leaders(shard)) for shard in range(SHARDS)),
             )
-            for volume in load.journals:
-                load.wait_more(volume, MORE_KEYS)
+            load.wait_more(MORE_KEYS)
             pauses = [journal.longest_gap_s(begun_s, time.monotonic()) for journal in load.journals.values()]
             print(f"pauses of the hung shard and of the other: {pauses[0]:.2f} s, {pauses[1]:.2f} s")
         finally:
             hang.unlink()
         stack.wait_led()
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
     assert_all_agree(stack, load)
     assert "its leader has not turned for" in stack.log_file(victim).read_text()
     stack.wait(f"{victim} may lead again", lambda: not stack.get(victim, "/v1/shards/0/fitness").json()["against"])
@@ -315,23 +301,23 @@ def test_each_request_is_counted_once_and_audited_on_the_leader(
 ) -> None:
     """Across a transfer and a deposed leader: the sum over the nodes is the number of requests acknowledged."""
     before = requests_counted(stack)
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     volume = next(iter(load.journals))
     with load:
-        load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, volume)
         move(stack.settings, 0, bystander(stack))
-        load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, volume)
         audited = dict(load.journals[volume].acknowledged)
         lines = audit_lines(stack, volume)
         paused = stack.wait_leader(0)
         stack.pause_node(paused)
         try:
             stack.wait_leader(0, other_than=paused)
-            load.wait_more(volume, MORE_KEYS)
+            load.wait_more(MORE_KEYS, volume)
         finally:
             stack.resume_node(paused)
         stack.wait_led()
-        load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS, volume)
     assert_all_agree(stack, load)
     keys = sum(len(journal.acknowledged) for journal in load.journals.values())
     wanted = Counter({("CreateVolume", "OK"): SHARDS, ("CreateBucket", "OK"): SHARDS})
@@ -352,10 +338,9 @@ def test_prepare_refuses_writes_and_checkpoints_every_replica(
     stack: TestStack, client: Client, fault_round: int
 ) -> None:
     name = f"before-{fault_round}"
-    load = load_on_all_shards(client)
+    load = load_on_all_shards(client, SHARDS)
     with load, RawClient(stack.settings.bootstrap_servers, SHARDS) as raw:
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
         done = prepare_shards(stack.settings, client, name, print)
         tried = {volume: len(journal.acknowledged) for volume, journal in load.journals.items()}
         for shard in range(SHARDS):
@@ -376,8 +361,7 @@ def test_prepare_refuses_writes_and_checkpoints_every_replica(
         assert raw.call(CreateVolume(volume=fresh_volume(0, SHARDS))).status == PREPARED, "the next leader knows it"
         assert prepare_shards(stack.settings, client, None, print)[0]["checkpoint"] == name, "given again"
         cancel_prepare(client)
-        for volume in load.journals:
-            load.wait_more(volume, MORE_KEYS)
+        load.wait_more(MORE_KEYS)
     assert_all_agree(stack, load)
 
 
@@ -385,11 +369,12 @@ def test_prepare_refuses_writes_and_checkpoints_every_replica(
 @pytest.mark.usefixtures("finalized")
 def test_a_node_is_added_and_removed(stack: TestStack, client: Client, fault_round: int) -> None:
     before, old_file = stack.settings, stack.settings_file.read_text()
-    load = load_on_all_shards(client, writers=1, pace_s=0.1)  # the node that joins has to catch up with it
+    load = load_on_all_shards(
+        client, SHARDS, in_flight=1, keys_per_s=8.0
+    )  # the node that joins has to catch up with it
     try:
         with load:
-            for volume in load.journals:
-                load.wait_more(volume, MORE_KEYS)
+            load.wait_more(MORE_KEYS)
             added = NodeAddress(name="om4", host="127.0.0.1", port=free_ports(1)[0])
             stack.settings = replace(before, nodes=(*before.nodes, added))
             stack.settings_file.write_text(stack.settings.to_toml())
@@ -401,8 +386,7 @@ def test_a_node_is_added_and_removed(stack: TestStack, client: Client, fault_rou
             stack.wait_led()
             stack.wait("om4 may lead", lambda: not stack.get("om4", "/v1/shards/0/fitness").json()["against"])
             stack.wait("om4 leads", lambda: moved(stack, 0, "om4"))
-            for volume in load.journals:
-                load.wait_more(volume, MORE_KEYS)
+            load.wait_more(MORE_KEYS)
             assert stack.leaders(0) == ["om4"]
         assert_all_agree(stack, load)
         with AuditTap(stack.settings.bootstrap_servers) as reports:

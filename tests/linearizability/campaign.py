@@ -20,21 +20,27 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from producers import Client
+from stratolog.drills.kit.catalogue import ProcessFault
+from stratolog.drills.kit.faults import lose_leader
+from stratolog.drills.kit.session import Session
+from tests.chaos.campaign import DOORS
+from tests.chaos.run import doors
 from tests.linearizability.checker import LINEARIZABLE, CheckerError, Verdict, build, check
 from tests.linearizability.history import History
-from tests.linearizability.recorder import BUCKETS, Crowd, Reader, Writer
+from tests.linearizability.recorder import BUCKETS, Reader, Writer, crowd
 from tests.support.faults.stack_faults import bystander, fresh_volume
 from tests.support.local.stack import TestStack
 
 SHARDS = 2
 SESSION_TIMEOUT_MS = 1_500
 WRITERS_DEADLINE_MS = (1_000, 30_000, 30_000)
-KAFKA, DIRECT, BOTH = DOORS = ("kafka", "direct", "both")
+KAFKA, DIRECT, BOTH = DOORS
 WRITERS_DOORS = (DIRECT, KAFKA, BOTH)
 """By which door each writer sends, in turn."""
 CALM_S = (0.2, 0.7)
@@ -47,41 +53,20 @@ SETTINGS: dict[str, Any] = {"shards": SHARDS, "barrier_interval_ms": 500, "sessi
 # ------------------------------------------------------------------------------------------------------------- faults
 
 
-def kill_leader(stack: TestStack, shard: int) -> None:
-    victim = stack.wait_leader(shard)
-    stack.kill_node(victim)
-    stack.wait_leader(shard, other_than=victim)
-    stack.start_node(victim)
+def inject(stack: TestStack, shard: int, fault: ProcessFault) -> None:
+    """Take a leader away until another leads. One that was frozen wakes, and believes for a moment that it still does."""
+    lose_leader(Session(), stack, shard, fault).give_back()
 
 
-def pause_leader(stack: TestStack, shard: int) -> None:
-    """Freeze a leader until another leads; then it wakes and believes for a moment that it still does."""
-    victim = stack.wait_leader(shard)
-    stack.pause_node(victim)
-    try:
-        stack.wait_leader(shard, other_than=victim)
-    finally:
-        stack.resume_node(victim)
-
-
-def stop_leader(stack: TestStack, shard: int) -> None:
-    victim = stack.wait_leader(shard)
-    stack.stop_node(victim)
-    stack.wait_leader(shard, other_than=victim)
-    stack.start_node(victim)
-
-
-def kill_follower(stack: TestStack, shard: int) -> None:
-    victim = bystander(stack)
-    stack.kill_node(victim)
-    stack.start_node(victim)
+def kill_follower(stack: TestStack, _shard: int) -> None:
+    stack.take(None, bystander(stack), ProcessFault.KILL)()
 
 
 Fault = Callable[[TestStack, int], None]
 FAULTS: dict[str, Fault] = {
-    "leader SIGKILL": kill_leader,
-    "leader SIGSTOP, SIGCONT": pause_leader,
-    "leader SIGTERM": stop_leader,
+    "leader SIGKILL": partial(inject, fault=ProcessFault.KILL),
+    "leader SIGSTOP, SIGCONT": partial(inject, fault=ProcessFault.PAUSE),
+    "leader SIGTERM": partial(inject, fault=ProcessFault.STOP),
     "follower SIGKILL": kill_follower,
 }
 
@@ -150,7 +135,7 @@ class Campaign:
         shard = rng.randrange(SHARDS)
         history, volumes = self.begin()
         readers = self.readers(history, volumes)
-        with Crowd(self.writers(history, volumes), readers):
+        with crowd(self.writers(history, volumes), readers):
             time.sleep(rng.uniform(*CALM_S))
             FAULTS[fault](stack, shard)
             healed_ns = time.monotonic_ns()
@@ -223,14 +208,14 @@ class Campaign:
 
 @contextmanager
 def clients_of(
-    stack: TestStack, deadlines_ms: Sequence[int] = WRITERS_DEADLINE_MS, doors: Sequence[str] = WRITERS_DOORS
+    stack: TestStack, deadlines_ms: Sequence[int] = WRITERS_DEADLINE_MS, by: Sequence[str] = WRITERS_DOORS
 ) -> Iterator[list[Client]]:
     """Open the writers' clients."""
     nodes = [stack.address(name) for name in stack.names]
     with ExitStack() as opened:
         found = []
         for number, deadline_ms in enumerate(deadlines_ms):
-            door = doors[number % len(doors)]
+            door = by[number % len(by)]
             client = Client(
                 "" if door == DIRECT else stack.settings.bootstrap_servers, nodes=[] if door == KAFKA else nodes,
                 caller="recorder", deadline_ms=deadline_ms,
@@ -240,13 +225,6 @@ def clients_of(
         yield found
 
 
-def _doors(text: str) -> tuple[str, ...]:
-    found = tuple(text.split(","))
-    if not set(found) <= set(DOORS):
-        raise argparse.ArgumentTypeError(f"{text!r}: some of {', '.join(DOORS)}, with commas between")
-    return found
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a campaign on a stack of its own; return the exit status."""
     parser = argparse.ArgumentParser(description="Record histories under faults and check that they are linearizable.")
@@ -254,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="where histories that fail, and the reports on them, are kept")
     parser.add_argument(
-        "--doors", type=_doors, default=WRITERS_DOORS,
+        "--doors", type=doors, default=WRITERS_DOORS,
         help=f"the writers' ways to the leader, in turn, the first one's deadline being short: some of {', '.join(DOORS)}",
     )  # fmt: skip
     options = parser.parse_args(arguments)
@@ -266,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     stack = TestStack(out / "stack", nodes=3, **SETTINGS)
-    with stack, clients_of(stack, doors=options.doors) as clients:
+    with stack, clients_of(stack, by=options.doors) as clients:
         campaign = Campaign(stack, clients, out=out, program=program, seed=options.seed)
         for number, (fault, verdict) in enumerate(campaign.run(options.histories), start=1):
             if verdict.verdict != LINEARIZABLE or number % 10 == 0 or number == options.histories:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import base64
 import random
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
-from typing import Any, Self
+from threading import Event
+from typing import Any
 
 import httpx
 
@@ -31,6 +33,7 @@ from schemas.records.door import DoorRead, DoorRows
 from schemas.records.rows import BlockLocation, KeyInfo
 from schemas.result_codes import KEY_NOT_FOUND, OK
 from tests.linearizability.history import History, Operation
+from tests.support.local.at_work import at_work
 from tests.support.om.raw_door import DoorClosed, RawDoor
 
 BUCKETS = ("alpha", "beta")
@@ -409,50 +412,17 @@ def _result(op: str, body: dict[str, Any]) -> dict[str, Any]:
     return _content(body["size"], None if data is None else base64.b64decode(data))
 
 
-class Crowd:
-    """Writers and readers on their own threads, until told to stop."""
+def crowd(writers: Sequence[Writer], readers: Sequence[Reader]) -> AbstractContextManager[None]:
+    """Have writers and readers at work on their own threads for the time of a block."""
+    return at_work(*(partial(_writes, writer) for writer in writers), *(partial(_reads, reader) for reader in readers))
 
-    def __init__(self, writers: Sequence[Writer], readers: Sequence[Reader]) -> None:
-        self._stop = threading.Event()
-        self._errors: list[BaseException] = []
-        loops: list[Callable[[], None]] = [self._writes(writer) for writer in writers]
-        loops += [self._reads(reader) for reader in readers]
-        self._threads = [threading.Thread(target=loop, daemon=True) for loop in loops]
 
-    def _writes(self, writer: Writer) -> Callable[[], None]:
-        def loop() -> None:
-            while not self._stop.wait(WRITE_PACE_S):
-                writer.step()
+def _writes(writer: Writer, ended: Event) -> None:
+    while not ended.wait(WRITE_PACE_S):
+        writer.step()
 
-        return self._guarded(loop)
 
-    def _reads(self, reader: Reader) -> Callable[[], None]:
-        def loop() -> None:
-            pause_s = READ_PACE_S
-            while not self._stop.wait(pause_s):
-                pause_s = READ_PACE_S if reader.step() else REFUSED_PAUSE_S
-
-        return self._guarded(loop)
-
-    def _guarded(self, loop: Callable[[], None]) -> Callable[[], None]:
-        def guarded() -> None:
-            try:
-                loop()
-            except BaseException as error:
-                self._errors.append(error)
-                raise
-
-        return guarded
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(120)
-            assert not thread.is_alive(), "a client hangs"
-        if self._errors:
-            raise self._errors[0]
+def _reads(reader: Reader, ended: Event) -> None:
+    pause_s = READ_PACE_S
+    while not ended.wait(pause_s):
+        pause_s = READ_PACE_S if reader.step() else REFUSED_PAUSE_S

@@ -14,21 +14,19 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from confluent_kafka import TopicCollection
 
 from schemas.settings.values import NodeAddress
-from schemas.topics import OM_LOG
-from stratolog.local.kafka import Listener
+from tests.chaos.brokers import leader_of_log
+from tests.chaos.campaign import NODE_PORT, broker_hosts
 from tests.linearizability.campaign import Campaign, clients_of
 from tests.linearizability.checker import ILLEGAL, LINEARIZABLE
 from tests.linearizability.history import History
-from tests.linearizability.recorder import Crowd, Reader
+from tests.linearizability.recorder import Reader, crowd
 from tests.support.faults import netns
 from tests.support.local.stack import LocalKafka, TestStack
 
 SHARD = 0
 BROKERS = 3
-BROKER_PORT, CONTROLLER_PORT, NODE_PORT = 9092, 9093, 9871
 ALONE = "om1"
 """The node that reaches the broker that is cut off, and no other."""
 PATIENCE_S = 180.0
@@ -57,13 +55,8 @@ def network() -> Iterator[netns.Network]:
 @pytest.fixture
 def stack(network: netns.Network, tmp_path: Path) -> Iterator[TestStack]:
     """Brokers and ``om1`` have hosts of their own; the other nodes, the clients and this test are on the machine."""
-    brokers = [network.add(f"kafka{number}") for number in range(1, BROKERS + 1)]
+    kafka = LocalKafka(tmp_path / "kafka", listeners=broker_hosts(network, BROKERS))
     alone = network.add(ALONE)
-    listeners = tuple(
-        Listener(broker=BROKER_PORT, controller=CONTROLLER_PORT, host=host.address, launcher=host.launcher)
-        for host in brokers
-    )
-    kafka = LocalKafka(tmp_path / "kafka", listeners=listeners)
     with ExitStack() as started:
         started.enter_context(kafka)
         stack = TestStack(tmp_path, nodes=3, kafka=kafka, brokers=BROKERS, shards=1, barrier_interval_ms=500)
@@ -76,13 +69,8 @@ def stack(network: netns.Network, tmp_path: Path) -> Iterator[TestStack]:
         # Their addresses are not this machine's, but nobody else reaches that network.
         stack.settings = replace(stack.settings, nodes=nodes, auth_none_anywhere=True)
         stack.launchers[ALONE] = alone.launcher
+        stack.patience_s = PATIENCE_S
         yield started.enter_context(stack)
-
-
-def log_leader(stack: TestStack) -> int:
-    """Return the number of the broker that leads the log's partition."""
-    topic = stack.kafka.admin.describe_topics(TopicCollection([OM_LOG]))[OM_LOG].result()
-    return int(topic.partitions[SHARD].leader.id)
 
 
 def let_lead(stack: TestStack, wanted: bool) -> None:
@@ -107,7 +95,7 @@ def test_reads_hold_with_a_broker_cut_off_but_reachable_by_one_node(
 ) -> None:
     let_lead(stack, leads)
     stack.wait_converged()
-    cut_off = network.hosts[f"kafka{log_leader(stack)}"]
+    cut_off = network.hosts[f"kafka{leader_of_log(stack, SHARD)}"]
     rest = [host for name, host in network.hosts.items() if name.startswith("kafka") and host is not cut_off]
     with clients_of(stack, DEADLINES_MS) as clients:
         campaign = Campaign(stack, clients, out=tmp_path / "histories", program=program, seed=time.time_ns())
@@ -116,24 +104,22 @@ def test_reads_hold_with_a_broker_cut_off_but_reachable_by_one_node(
         old = History()
         stale = next(r for r in campaign.readers(old, volumes, "stale") if r.node == ALONE)
         alone = next(reader for reader in readers if reader.node == ALONE)
-        with Crowd(campaign.writers(history, volumes), [*readers, stale]):
-            stack.wait("writes before", lambda: history.written_since(0, volumes[SHARD]) > 50, PATIENCE_S)
+        with crowd(campaign.writers(history, volumes), [*readers, stale]):
+            stack.wait("writes before", lambda: history.written_since(0, volumes[SHARD]) > 50)
             network.cut(cut_off, [*rest, network.machine])
             network.cut(network.hosts[ALONE], rest)
             cut_ns = time.monotonic_ns()
             try:
-                stack.wait(
-                    "writes by the others", lambda: written_elsewhere(stack, history, volumes, cut_ns), PATIENCE_S
-                )
+                stack.wait("writes by the others", lambda: written_elsewhere(stack, history, volumes, cut_ns))
                 answered = stale.answered
-                stack.wait("stale reads", lambda: stale.answered > answered + STALE_READS, PATIENCE_S)
+                stack.wait("stale reads", lambda: stale.answered > answered + STALE_READS)
             finally:
                 network.heal()
             healed_ns = time.monotonic_ns()
-            stack.wait("reads of all nodes again", lambda: answered_since(history, readers, healed_ns), PATIENCE_S)
-        stack.wait_converged(PATIENCE_S)
+            stack.wait("reads of all nodes again", lambda: answered_since(history, readers, healed_ns))
+        stack.wait_converged()
         for reader in readers:
-            stack.wait(f"a last reading of {reader.node}", reader.read_all, PATIENCE_S)
+            stack.wait(f"a last reading of {reader.node}", reader.read_all)
         honest = campaign.judge(history, "honest")
         assert honest.verdict == LINEARIZABLE, honest
         assert alone.refused > 0, "the node that was cut off never had to refuse a read"

@@ -19,13 +19,11 @@ from stratolog.drills.installs.core.stages import ORDER, InstallStage
 from stratolog.drills.installs.kills import InstallKills
 from stratolog.drills.installs.victim import NodeVictim
 from stratolog.drills.installs.watch import InstallWatch, candidate_of
-from stratolog.drills.kill_follower import follower_of
-from stratolog.drills.kit.aftermath import judge_load
+from stratolog.drills.kit.aftermath import judged_load, scan_all
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.load import Load, own_load
-from stratolog.drills.kit.own_stack import SHARD, lose_disk, own_stack, scan_all
+from stratolog.drills.kit.load import Load
+from stratolog.drills.kit.own_stack import SHARD, lose_disk, own_stack
 from stratolog.drills.kit.session import Session
-from stratolog.drills.kit.taps import ReportTap
 from stratolog.local.state import NODE
 
 MIB = 1024 * 1024
@@ -48,11 +46,8 @@ def run(session: Session, cluster: Cluster) -> None:
     with own_stack(
         session, cluster.settings, "bootstrap-leader-change", detached=cluster.detached, bytes_per_s=BYTES_PER_S
     ) as own:
-        victim = NodeVictim(own, follower_of(own, SHARD))
-        with (
-            ReportTap(own.settings.connection, SHARD) as reports,
-            own_load(session, own, "bootstrap-leader-change", SHARD) as load,
-        ):
+        victim = NodeVictim(own, own.follower_of(SHARD))
+        with judged_load(session, own, "bootstrap-leader-change", SHARD) as (load, judge):
             _share_files(session, own, victim, load)
             before = int(own.view(victim.name, SHARD)["applied_offset"])
             with session.step(f"SIGKILL {victim.name}, and delete its folder"):
@@ -67,12 +62,12 @@ def run(session: Session, cluster: Cluster) -> None:
                 said = own.view(victim.name, SHARD).get("installed")
                 found(words := install_words(said) if said else "")
             load.wait_more(WRITES)
-            judge_load(session, own, SHARD, load, reports, before)
+            judge()
             session.find(
                 kill_findings.changed_during(changes, KILLS + 2), kill_findings.goes_on(changes),
                 kill_findings.marked_anew(changes), kill_findings.kept_whole(changes),
                 install_findings.installed(victim.name, said, words, before),
-                install_findings.scans_equal(scan_all(own)),
+                install_findings.scans_equal(scan_all(own, SHARD)),
             )  # fmt: skip
             session.figures["leader_changes"] = len(changes)
             session.figures["kept_bytes"] = float(sum(one.kept_bytes for one in changes if one.peer_lost))

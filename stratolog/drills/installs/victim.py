@@ -8,6 +8,7 @@ from stratolog.drills.installs.core.stages import ReplicaState, is_replaying
 from stratolog.drills.installs.leavings import left_behind
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.own_stack import SHARD
+from stratolog.drills.kit.rebuild import database_of
 from stratolog.local.state import NODE
 
 
@@ -17,7 +18,7 @@ class NodeVictim:
     def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster = cluster
         self.name = name
-        self.database: Path = cluster.settings.node_folder(name) / f"shard-{SHARD}"
+        self.database: Path = database_of(cluster.settings, name, SHARD)
         member = cluster.member(NODE, name)
         self.log: Path = member.log
         self._process = member.process

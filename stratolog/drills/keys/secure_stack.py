@@ -18,9 +18,9 @@ from schemas.settings.values import DatanodeAddress, NodeAddress
 from stratolog.brokers.identities import authority_of
 from stratolog.configuration.settings import Settings
 from stratolog.drills.core.report import StepFailed
+from stratolog.drills.kit.own_stack import started
 from stratolog.drills.kit.rebuild import scratch
 from stratolog.drills.kit.session import Session
-from stratolog.local import stack
 from stratolog.local.ports import free_ports
 from stratolog.security.authority import Authority
 
@@ -32,20 +32,9 @@ CONNECT_S = 10.0
 def secure_stack(session: Session, settings: Settings, drill: str, *, detached: bool) -> Iterator[Settings]:
     """Start a secure stack, and yield the settings that reach it as its operator; stop and delete it at the end."""
     with scratch(session, settings, drill) as folder:
-        wanted = _settings(settings, folder)
-
-        def remove() -> str:
-            stack.down(wanted, remove_data=True)
-            return "the drill's own stack is stopped and deleted"
-
-        stopped = session.touching("a stack of this drill's own", remove)
-        with session.step(f"start a secure stack in {folder}") as found:
-            own = stack.up(wanted, detached=detached)
-            names = [node.name for node in own.nodes] + [datanode.name for datanode in own.datanodes]
-            found(f"{', '.join(names)} on {own.bootstrap_servers}")
-        yield own
-        with session.step("stop and delete the drill's stack"):
-            stopped()
+        text = f"start a secure stack in {folder}"
+        with started(session, _settings(settings, folder), text, detached=detached) as own:
+            yield own
 
 
 def _settings(settings: Settings, folder: Path) -> Settings:

@@ -7,6 +7,7 @@ Processes that the drill starts again are written there too. A wait that fails n
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ import httpx
 
 from stratolog.configuration.settings import Settings
 from stratolog.drills.core.report import CouldNotRun, StepFailed
+from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.session import Session
 from stratolog.errors import Unavailable
 from stratolog.local import spawning, state
@@ -26,6 +28,7 @@ from stratolog.nodes import readiness
 from stratolog.nodes.answers import node_status
 from stratolog.nodes.core.leaders import Status, View, leader_of, view_of, views_in
 from stratolog.nodes.node_http import http_to, url_of
+from transport.waiting.deadline import Deadline
 
 WAIT_TIMEOUT_S = 120.0
 POLL_INTERVAL_S = 0.05
@@ -59,6 +62,10 @@ class Cluster:
         if found is None:
             raise CouldNotRun(f"the stack in {self.settings.data_dir} has no {kind} {name}")
         return found
+
+    def running(self) -> list[str]:
+        """Return the names of the nodes whose processes run."""
+        return [member.name for member in self.members().of(NODE) if member.process.is_running()]
 
     def has_audit(self) -> bool:
         """Whether the stack's Spark audit runs."""
@@ -99,12 +106,16 @@ class Cluster:
     def _status(self, name: str) -> Status:
         return node_status(self.settings.node(name).address)
 
-    def get(self, name: str, path: str, timeout_s: float = ANSWER_TIMEOUT_S, **parameters: Any) -> dict[str, Any]:
-        """GET from a node; raises StepFailed if it does not answer with 200."""
+    def get(self, name: str, path: str, timeout_s: float = ANSWER_TIMEOUT_S, /, **parameters: Any) -> dict[str, Any]:
+        """GET from a node, again while it answers 503 (not now); raises StepFailed if it does not answer with 200."""
         address = self.settings.node(name).address
+        deadline = Deadline.after_s(timeout_s)
         try:
-            answer = http_to(address).get(url_of(address, path), params=parameters, timeout=timeout_s)
-            return dict(answer.raise_for_status().json())
+            while True:
+                answer = http_to(address).get(url_of(address, path), params=parameters, timeout=timeout_s)
+                if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or not deadline.has_room_for(POLL_INTERVAL_S):
+                    return dict(answer.raise_for_status().json())
+                time.sleep(POLL_INTERVAL_S)
         except (httpx.HTTPError, ValueError) as error:
             raise StepFailed(f"{name}: GET {path}: {error}") from error
 
@@ -137,31 +148,42 @@ class Cluster:
         """Wait until a node has read as far as the shard's leader had when this was called; return that offset."""
         leader = self.wait_leader(shard)
         goal = int(self.wait(f"an answer from {leader}", lambda: self.view(leader, shard))["applied_offset"])
-        self.wait(f"{name} at offset {goal}", lambda: self.view(name, shard).get("applied_offset", -1) >= goal)
+        self.wait_applied(name, shard, goal)
         return goal
+
+    def wait_applied(self, name: str, shard: int, offset: int) -> None:
+        """Wait until a node has applied the shard's log as far as ``offset``."""
+        self.wait(f"{name} at offset {offset}", lambda: self.view(name, shard).get("applied_offset", -1) >= offset)
+
+    def follower_of(self, shard: int) -> str:
+        """Return a follower of the shard, if possible one that leads nothing; raises CouldNotRun if there is none."""
+        leader = self.wait_leader(shard)
+        leading = {self.wait_leader(other) for other in range(self.settings.shards)}
+        followers = [name for name in self.names if name != leader]
+        if not followers:
+            raise CouldNotRun(f"{leader} is the only node: shard {shard} has no follower")
+        return next((name for name in followers if name not in leading), followers[0])
 
     # -- faults, and their end -----------------------------------------------------------------------------------------
 
-    def kill(self, session: Session, name: str) -> Callable[[], None]:
-        """SIGKILL a node; return what starts it again, which happens at the end of the drill at the latest."""
-        process = self.member(NODE, name).process
-        start_again = session.touching(f"process {process.pid} of {name}: SIGKILL", lambda: self._start_again(name))
-        process.kill()
-        return start_again
+    def take(self, session: Session, name: str, fault: ProcessFault) -> Callable[[], None]:
+        """Kill, freeze or stop a node; return what gives it back, which happens at the end of the drill at the latest.
 
-    def stop(self, session: Session, name: str) -> Callable[[], None]:
-        """SIGTERM a node and wait for its end; return what starts it again."""
+        After SIGTERM this waits for the node's end.
+        """
         process = self.member(NODE, name).process
-        start_again = session.touching(f"process {process.pid} of {name}: SIGTERM", lambda: self._start_again(name))
-        process.stop(STOP_TIMEOUT_S)
-        return start_again
-
-    def pause(self, session: Session, name: str) -> Callable[[], None]:
-        """SIGSTOP a node; return what resumes it, which happens at the end of the drill at the latest."""
-        process = self.member(NODE, name).process
-        resume = session.touching(f"process {process.pid} of {name}: SIGSTOP", lambda: _resume(name, process))
-        process.signal(signal.SIGSTOP)
-        return resume
+        pauses = fault is ProcessFault.PAUSE
+        give_back = session.touching(
+            f"process {process.pid} of {name}: {fault.value}",
+            lambda: _resume(name, process) if pauses else self._start_again(name),
+        )
+        if fault is ProcessFault.STOP:
+            process.stop(STOP_TIMEOUT_S)
+        elif pauses:
+            process.signal(signal.SIGSTOP)
+        else:
+            process.kill()
+        return give_back
 
     def start(self, name: str) -> Process:
         """Start a node that does not run, and wait until it answers.

@@ -24,15 +24,19 @@ def records_of(settings: Settings, shard: int, until: int | None = None) -> Iter
 
 def survey(
     settings: Settings, shard: int, *, until: int | None = None, client_id: bytes | None = None, since: int = 0,
-    stop: Callable[[LogEntry], bool] = lambda _: False,
+    stop: Callable[[LogEntry], bool] = lambda _: False, observe: Callable[[LogEntry], None] = lambda _: None,
 ) -> Survey:  # fmt: skip
-    """Read a log up to and with offset ``until``, or up to, without, the first record for which ``stop`` is true."""
+    """Read a log up to and with offset ``until``, or up to, without, the first record for which ``stop`` is true.
+
+    ``observe`` is called with each record that was read.
+    """
     found = Survey()
     for entry in records_of(settings, shard, until):
         if stop(entry):
             break
         try:
             found.take(entry, client_id, since)
+            observe(entry)
         except reading.LogBroken as error:
             raise StepFailed(f"by the auditor's rule the log of shard {shard} is broken: {error}") from error
     return found

@@ -6,7 +6,7 @@ It lies in a directory below the running stack's, uses free ports, and is stoppe
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,6 @@ from schemas.kafka.client_settings import client_settings
 from schemas.settings.values import NodeAddress
 from schemas.topics import OM_LOG
 from stratolog.configuration.settings import Settings
-from stratolog.drills.core.install_findings import ScannedDigest
 from stratolog.drills.core.report import StepFailed
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.rebuild import scratch
@@ -41,18 +40,33 @@ def own_stack(
     """
     with scratch(session, settings, drill) as folder:
         wanted = replace(_settings(settings, folder), bootstrap_bytes_per_s=bytes_per_s)
+        with started(session, wanted, f"start a stack in {folder}", detached=detached) as own:
+            yield Cluster(settings=own, detached=detached)
 
-        def remove() -> str:
-            stack.down(wanted, remove_data=True)
-            return "the drill's own stack is stopped and deleted"
 
-        stopped = session.touching("a stack of this drill's own", remove)
-        with session.step(f"start a stack in {folder}") as found:
-            own = stack.up(wanted, detached=detached)
-            found(f"{', '.join(node.name for node in own.nodes)} on {own.bootstrap_servers}")
-        yield Cluster(settings=own, detached=detached)
-        with session.step("stop and delete the drill's stack"):
-            stopped()
+@contextmanager
+def started(session: Session, wanted: Settings, text: str, *, detached: bool) -> Iterator[Settings]:
+    """Start a stack in a step of that text, and yield its settings; stop and delete it at the end."""
+    stopped = to_be_deleted(session, wanted)
+    with session.step(text) as found:
+        own = stack.up(wanted, detached=detached)
+        names = [node.name for node in own.nodes] + [datanode.name for datanode in own.datanodes]
+        found(f"{', '.join(names)} on {own.bootstrap_servers}")
+    yield own
+    with session.step("stop and delete the drill's stack"):
+        stopped()
+
+
+def to_be_deleted(
+    session: Session, wanted: Settings, which: str = "a stack of this drill's own", name: str = "the drill's own stack"
+) -> Callable[[], None]:  # fmt: skip
+    """Say that a stack is touched that is deleted in the end; return what stops and deletes it now."""
+
+    def remove() -> str:
+        stack.down(wanted, remove_data=True)
+        return f"{name} is stopped and deleted"
+
+    return session.touching(which, remove)
 
 
 def _settings(settings: Settings, folder: Path) -> Settings:
@@ -71,26 +85,20 @@ def lose_disk(cluster: Cluster, name: str) -> None:
     shutil.rmtree(cluster.settings.node_folder(name))
 
 
-def trim_log(cluster: Cluster) -> int:
-    """Delete the log's records before the leader's position; return the log's first offset. Raises StepFailed."""
-    leader = cluster.wait_leader(SHARD)
-    place = TopicPartition(OM_LOG, SHARD, int(cluster.view(leader, SHARD)["applied_offset"]))
+def trim_log(cluster: Cluster, readers: Sequence[str] | None = None) -> int:
+    """Delete the log's records before the leader's position, as an operator may; return the log's first offset.
+
+    An operator leaves the records that a running node still needs: a follower reads up to 50 ms behind its leader, and
+    one that finds the log trimmed below it ends. ``readers`` are the nodes that must have read that far first (None:
+    all that run). Raises StepFailed.
+    """
+    first = int(cluster.view(cluster.wait_leader(SHARD), SHARD)["applied_offset"])
+    for name in cluster.running() if readers is None else readers:
+        cluster.wait_applied(name, SHARD, first)
+    place = TopicPartition(OM_LOG, SHARD, first)
     admin = AdminClient(client_settings(cluster.settings.connection, {"log_level": 0}))
     try:
         deleted = admin.delete_records([place], request_timeout=ANSWER_S)[place].result()
     except KafkaException as error:
         raise StepFailed(f"the log could not be trimmed: {error}") from error
     return int(deleted.low_watermark)
-
-
-def scan_all(cluster: Cluster) -> dict[str, ScannedDigest]:
-    """Return every node's digest by a full scan, once all have applied what the leader had."""
-    for name in cluster.names:
-        cluster.wait_caught_up(name, SHARD)
-    found = {}
-    for name in cluster.names:
-        answer = cluster.get(name, f"/v1/shards/{SHARD}/digest", scrub="true")
-        found[name] = ScannedDigest(
-            index=int(answer["index"]), scanned=answer["digest"], incremental=answer["incremental"]["digest"]
-        )
-    return found

@@ -17,7 +17,9 @@ from om_processors.execution.late import OMExecutor
 from om_processors.execution.service import OM_FAMILIES
 from om_processors.namespace.context import Contexts
 from replicated_db.core.applying.replica import Identity, Replica
-from replicated_db.core.errors import StopProcess
+from replicated_db.core.errors import StopProcess, StoreFailure
+from replicated_db.core.log.position import POSITION_KEY, Position
+from replicated_db.core.tables.column_families import TRANSACTION_INFO
 from replicated_db.shell.rocks import RocksStore
 from stratolog.cluster.shard_log import first_offset, read_entries, topic_id
 from stratolog.configuration.settings import Settings
@@ -169,6 +171,30 @@ def _adopt(settings: Settings, shard: int, replica: Replica) -> None:
     if offset >= 0:
         at_position = next((entry.value for entry in read_entries(settings, shard, offset, offset)), None)
     replica.adopt_topic(topic_id(settings), at_position)
+
+
+def database_of(settings: Settings, node: str, shard: int) -> Path:
+    """Return where a node keeps a shard's RocksDB."""
+    return _database(settings.node_folder(node), shard)
+
+
+@contextmanager
+def opened_store(database: Path) -> Iterator[RocksStore]:
+    """Open a replica's database, whose node does not run; raises StepFailed if it does not open, or fails."""
+    try:
+        store = RocksStore(database, OM_FAMILIES.names)
+        try:
+            yield store
+        finally:
+            store.close()
+    except StoreFailure as error:
+        raise StepFailed(f"{database}: {error}") from error
+
+
+def stored_offset(store: RocksStore) -> int:
+    """Return the offset of the last record that a replica has stored, -1 if none."""
+    row = store.get(TRANSACTION_INFO, POSITION_KEY)
+    return -1 if row is None else Position.decode(row).offset
 
 
 @contextmanager

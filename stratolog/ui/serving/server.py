@@ -26,7 +26,6 @@ from typing import Any
 from aiohttp import web
 
 from schemas.privilege import ClusterSecret
-from stratolog.drills.kit import registry
 from stratolog.errors import Unavailable, UserError
 from stratolog.ui.core.board import board_of
 from stratolog.ui.core.judged_tail import ChainMark

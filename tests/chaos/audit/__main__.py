@@ -16,18 +16,15 @@ standard output. Exit status 1 if anything is wrong; then the folder with the lo
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
-import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.chaos.audit import divergences, turmoil
 from tests.chaos.audit.world import AuditWorld, audit_world
+from tests.chaos.command import note, run_campaign
 
 Campaign = Callable[[AuditWorld], dict[str, Any]]
 
@@ -41,49 +38,33 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     campaigns: list[tuple[str, float, Campaign]] = [
-        ("divergences", options.divergences, lambda w: divergences.run(w, options.divergences, options.seed, _note)),
+        ("divergences", options.divergences, lambda w: divergences.run(w, options.divergences, options.seed, note)),
         (
             "audit-kills",
             options.audit_kills,
-            lambda w: turmoil.audit_kills(w, options.audit_kills, options.seed, _note),
+            lambda w: turmoil.audit_kills(w, options.audit_kills, options.seed, note),
         ),
         (
             "false-alarms",
             options.false_alarms,
-            lambda w: turmoil.false_alarms(w, options.false_alarms, options.seed, _note),
+            lambda w: turmoil.false_alarms(w, options.false_alarms, options.seed, note),
         ),
     ]
     if not any(times for _, times, _ in campaigns):
         parser.error("nothing to do: say how much of which campaign")
-    sound = [_one(name, campaign) for name, times, campaign in campaigns if times]
+    sound = [
+        run_campaign("tests.chaos.audit", {"campaign": name}, partial(_one, campaign), name)
+        for name, times, campaign in campaigns
+        if times
+    ]
     return 0 if all(sound) else 1
 
 
-def _one(name: str, campaign: Campaign) -> bool:
-    """Run one campaign, print its line, and return whether nothing is wrong."""
-    folder = Path(tempfile.mkdtemp(prefix=f"stratolog-chaos-{name}-"))
-    begun_s = time.monotonic()
-    try:
-        with audit_world(folder) as world:
-            figures = campaign(world)
-    except BaseException:
-        _note(f"logs are in {folder}")
-        raise
-    wrong = figures.get("wrong", [])
-    line = {
-        "campaign": name, **figures, "seconds": round(time.monotonic() - begun_s),
-        "command": "python -m tests.chaos.audit " + shlex.join(sys.argv[1:]),
-    }  # fmt: skip
-    print(json.dumps(line), flush=True)
-    if wrong:
-        _note(f"logs are in {folder}")
-        return False
-    shutil.rmtree(folder, ignore_errors=True)
-    return True
-
-
-def _note(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+def _one(campaign: Campaign, folder: Path) -> tuple[dict[str, Any], bool]:
+    """Run one campaign; return its figures, and whether nothing is wrong."""
+    with audit_world(folder) as world:
+        figures = campaign(world)
+    return figures, not figures.get("wrong", [])
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from schemas.records.messages import Verdict
 from schemas.records.verdict_words import DIVERGED, EQUAL
 from schemas.topics import OM_LOG
 from spark_streaming.naming.core.row_differences import NAMED, shown
+from stratolog.drills.kit.rebuild import database_of
 from tests.chaos.audit.damage import INJECTIONS, Change, Injection, buckets_of, inject
 from tests.chaos.audit.world import PATIENCE_S, SHARD, AuditWorld, TimedVerdict
 from tests.support.faults.stack_faults import bystander, database
@@ -120,14 +121,10 @@ def _shown_at_ms(world: AuditWorld, verdict: Verdict) -> int:
 # -- before and after --------------------------------------------------------------------------------------------------
 
 
-def _folder(world: AuditWorld, node: str) -> Path:
-    return world.stack.settings.node_folder(node) / f"shard-{SHARD}"
-
-
 def _copied(world: AuditWorld, node: str) -> Path:
     saved = world.stack.folder / f"saved-{node}"
     shutil.rmtree(saved, ignore_errors=True)
-    return Path(shutil.copytree(_folder(world, node), saved))
+    return Path(shutil.copytree(database_of(world.stack.settings, node, SHARD), saved))
 
 
 def _wait_caught_up(world: AuditWorld, node: str) -> None:
@@ -143,8 +140,8 @@ def _give_back(world: AuditWorld, node: str, saved: Path) -> None:
     """Put the copy back, from which the node replays the log, and wait until the audit says that it is equal."""
     stack = world.stack
     stack.kill_node(node)
-    shutil.rmtree(_folder(world, node))
-    shutil.copytree(saved, _folder(world, node))
+    shutil.rmtree(database_of(world.stack.settings, node, SHARD))
+    shutil.copytree(saved, database_of(world.stack.settings, node, SHARD))
     stack.start_node(node)
     stack.wait_converged(PATIENCE_S)
     offset = stack.shard(node, SHARD)["applied_offset"]

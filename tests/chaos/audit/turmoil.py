@@ -21,11 +21,17 @@ from schemas.records.verdict_words import DIVERGED, EQUAL, INCREMENTAL, SCRUBBED
 from schemas.topics import OM_LOG
 from spark_streaming.configuration.audit_config import load_config
 from stratolog.cluster.leadership import move
-from tests.chaos.audit.world import SHARD, START_S, AuditWorld
-from tests.support.faults.stack_faults import Load, bystander, fresh_volume
+from stratolog.drills.kit.catalogue import ProcessFault
+from stratolog.drills.kit.faults import lose_leader
+from stratolog.drills.kit.load import Load
+from stratolog.drills.kit.session import Session
+from stratolog.local.processes import wait_until
+from tests.chaos.audit.world import SHARD, AuditWorld
+from tests.support.faults.stack_faults import bystander, fresh_volume
 from tests.support.logs.judged_log import read_log
+from transport.waiting.deadline import Deadline
 
-PACE_S = 0.2
+KEYS_PER_S = 4.0
 SETTLE_S = 120.0
 """How long the last words may take after the load has ended."""
 
@@ -56,12 +62,12 @@ def audit_kills(world: AuditWorld, times: int, seed: int, note: Callable[[str], 
 def false_alarms(world: AuditWorld, minutes: float, seed: int, note: Callable[[str], None]) -> dict[str, Any]:
     """Disturb the cluster for so many minutes under load; return figures and what is wrong."""
     chosen, counts = random.Random(seed), Counter[str]()
-    deadline_s = time.monotonic() + 60 * minutes
+    deadline = Deadline.after_s(60 * minutes)
     with _load(world):
-        while time.monotonic() < deadline_s:
+        while not deadline.has_passed:
             name = chosen.choice(sorted(DISTURBANCES))
             DISTURBANCES[name](world)
-            world.stack.wait_led(START_S)
+            world.stack.wait_led()
             counts[name] += 1
             note(f"{name}: {len(world.poll())} verdicts so far")
             time.sleep(chosen.uniform(*PAUSES_S))
@@ -69,17 +75,14 @@ def false_alarms(world: AuditWorld, minutes: float, seed: int, note: Callable[[s
 
 
 def _load(world: AuditWorld) -> Load:
-    return Load(world.client, [fresh_volume(SHARD, world.stack.settings.shards)], writers=1, pace_s=PACE_S)
+    return Load(world.client, [fresh_volume(SHARD, world.stack.settings.shards)], in_flight=1, keys_per_s=KEYS_PER_S)
 
 
 # -- disturbances ------------------------------------------------------------------------------------------------------
 
 
 def _kill_leader(world: AuditWorld) -> None:
-    leader = world.stack.wait_leader(SHARD)
-    world.stack.kill_node(leader)
-    world.stack.wait_leader(SHARD, other_than=leader, timeout_s=START_S)
-    world.stack.start_node(leader)
+    lose_leader(Session(), world.stack, SHARD, ProcessFault.KILL).give_back()
 
 
 def _move_leader(world: AuditWorld) -> None:
@@ -87,9 +90,7 @@ def _move_leader(world: AuditWorld) -> None:
 
 
 def _restart_follower(world: AuditWorld) -> None:
-    node = bystander(world.stack)
-    world.stack.stop_node(node)
-    world.stack.start_node(node)
+    world.stack.take(None, bystander(world.stack), ProcessFault.STOP)()
 
 
 def _lose_a_disk(world: AuditWorld) -> None:
@@ -98,7 +99,7 @@ def _lose_a_disk(world: AuditWorld) -> None:
     world.stack.kill_node(node)
     shutil.rmtree(world.stack.settings.node_folder(node))
     world.stack.start_node(node)
-    world.stack.wait_converged(START_S)
+    world.stack.wait_converged()
 
 
 def _restart_all(world: AuditWorld) -> None:
@@ -106,7 +107,7 @@ def _restart_all(world: AuditWorld) -> None:
     for node in world.stack.names:
         world.stack.stop_node(node)
         world.stack.start_node(node)
-        world.stack.wait_led(START_S)
+        world.stack.wait_led()
 
 
 def _restart_audit(world: AuditWorld) -> None:
@@ -125,15 +126,13 @@ DISTURBANCES: dict[str, Callable[[AuditWorld], None]] = {
 
 def _judged(world: AuditWorld) -> dict[str, Any]:
     """Wait until every barrier has its last words, and say what is wrong with them."""
-    world.stack.wait_converged(START_S)
+    world.stack.wait_converged()
     wanted = _wanted(world)
 
     def missing() -> list[Subject]:
         return sorted(wanted - _by_subject(world).keys())
 
-    deadline_s = time.monotonic() + SETTLE_S
-    while missing() and time.monotonic() < deadline_s:
-        time.sleep(1.0)
+    wait_until(lambda: not missing(), SETTLE_S, interval_s=1.0)
     found = _by_subject(world)
     words = Counter(verdicts[-1].verdict for verdicts in found.values())
     return {

@@ -13,9 +13,10 @@ from producers import Client
 from schemas.records.messages import AuditReport, Verdict
 from stratolog.cluster.verdicts import VerdictReader
 from stratolog.configuration.loading import load_settings
+from stratolog.drills.kit.load import put_key
 from stratolog.local.processes import Process, log_tail, spawn
 from stratolog.local.spawning import SOURCES, audit_command, audit_folder, audit_health
-from tests.support.faults.stack_faults import AuditTap, fresh_volume, put_key
+from tests.support.faults.stack_faults import AuditTap, fresh_volume
 from tests.support.local.stack import TestStack
 
 SHARD = 0
@@ -119,6 +120,7 @@ def audit_world(folder: Path, **settings: Any) -> Iterator[AuditWorld]:
     }  # fmt: skip
     with ExitStack() as started:
         stack = started.enter_context(TestStack(folder, **given | settings))
+        stack.patience_s = START_S
         world = AuditWorld(stack, folder)
         started.callback(world.close)
         world.start_audit()

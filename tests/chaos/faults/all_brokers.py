@@ -21,7 +21,7 @@ def inject(chaos: Chaos, _round: int) -> None:
     kafka.start_brokers()
     wait_in_sync(chaos.stack)
     chaos.wait_progress()
-    chaos.stack.wait_led(180.0)
+    chaos.stack.wait_led()
     chaos.wait_all_caught_up()
 
 

@@ -7,6 +7,7 @@ write on. The next round waits until the broker is in sync again, as two brokers
 
 from __future__ import annotations
 
+from stratolog.drills.kit.catalogue import find
 from tests.chaos.brokers import active_controller, leader_of_log, wait_in_sync
 from tests.chaos.campaign import Chaos, Fault
 
@@ -22,4 +23,4 @@ def inject(chaos: Chaos, round_number: int) -> None:
     chaos.wait_progress()
 
 
-FAULT = Fault(name="broker-kill", inject=inject)
+FAULT = Fault(name=find("lost-broker").campaign, inject=inject)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 
 from tests.chaos.brokers import active_controller, is_in_sync, leader_of_log, wait_in_sync
-from tests.chaos.campaign import PATIENCE_S, Chaos, Fault
+from tests.chaos.campaign import Chaos, Fault
 from tests.support.faults.netns import why_not
 
 HELD_S = 45.0
@@ -28,7 +28,7 @@ def inject(chaos: Chaos, round_number: int) -> None:
     try:
         chaos.wait_progress()
         # It is given up by the others only after its session; what comes then is what the round is for.
-        chaos.stack.wait(f"{name} is out of sync", lambda: not is_in_sync(chaos.stack, number), PATIENCE_S)
+        chaos.stack.wait(f"{name} is out of sync", lambda: not is_in_sync(chaos.stack, number))
         chaos.wait_progress()
         if round_number % 4 == 0:
             time.sleep(HELD_S)

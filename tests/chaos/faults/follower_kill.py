@@ -5,6 +5,7 @@ What must hold: writes go on meanwhile; the node goes on from the position in it
 
 from __future__ import annotations
 
+from stratolog.drills.kit.catalogue import find
 from tests.chaos.campaign import Chaos, Fault
 
 
@@ -16,4 +17,4 @@ def inject(chaos: Chaos, _round: int) -> None:
     chaos.wait_caught_up(victim)
 
 
-FAULT = Fault(name="follower-kill", inject=inject)
+FAULT = Fault(name=find("kill-follower").campaign, inject=inject)

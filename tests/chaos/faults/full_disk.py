@@ -44,11 +44,11 @@ def inject(chaos: Chaos, round_number: int) -> None:
 def _let_lead(chaos: Chaos, *, wanted: bool) -> None:
     """Make the node whose disk will be full the leader, or not: whoever leads wrongly is stopped and started."""
     for _ in range(8):
-        leader = chaos.leader()
+        leader = chaos.wait_leader()
         if (leader == VICTIM) is wanted:
             return
         chaos.stack.stop_node(leader)
-        chaos.leader(other_than=leader)
+        chaos.wait_leader(other_than=leader)
         chaos.stack.start_node(leader)
         chaos.wait_caught_up(leader)
 

@@ -7,17 +7,15 @@ while it is still reading the log: one node that has caught up is enough.
 
 from __future__ import annotations
 
+from stratolog.drills.kit.catalogue import ProcessFault, find
 from tests.chaos.campaign import Chaos, Fault
 
 
 def inject(chaos: Chaos, _round: int) -> None:
     shard = chaos.random.choice(chaos.shards)
-    victim = chaos.leader(shard)
-    chaos.stack.kill_node(victim)
-    chaos.leader(shard, other_than=victim)
-    chaos.stack.start_node(victim)
+    chaos.lose_leader(shard, ProcessFault.KILL).give_back()
     chaos.wait_progress()
     chaos.wait_spare()
 
 
-FAULT = Fault(name="leader-kill", inject=inject)
+FAULT = Fault(name=find("kill-leader").campaign, inject=inject)

@@ -6,23 +6,22 @@ follows, and catches up. Whoever asked it is answered by the new leader, once.
 
 from __future__ import annotations
 
-from tests.chaos.campaign import PATIENCE_S, Chaos, Fault
+from stratolog.drills.kit.catalogue import ProcessFault, find
+from tests.chaos.campaign import Chaos, Fault
 
 
 def inject(chaos: Chaos, _round: int) -> None:
     shard = chaos.random.choice(chaos.shards)
-    stale = chaos.leader(shard)
-    chaos.stack.pause_node(stale)
-    successor = chaos.leader(shard, other_than=stale)
-    chaos.wait_progress()
-    chaos.stack.resume_node(stale)
+    lost = chaos.lose_leader(shard, ProcessFault.PAUSE, chaos.wait_progress)
+    lost.give_back()
     chaos.stack.wait(
-        f"{stale} knows that it does not lead by the claim that it led by",
-        lambda: chaos.stack.shard(stale, shard).get("term", -1) >= chaos.stack.shard(successor, shard).get("term", 0),
-        PATIENCE_S,
+        f"{lost.name} knows that it does not lead by the claim that it led by",
+        lambda: (
+            chaos.stack.view(lost.name, shard).get("term", -1) >= chaos.stack.view(lost.successor, shard).get("term", 0)
+        ),
     )
-    chaos.wait_caught_up(stale)
+    chaos.wait_caught_up(lost.name)
     chaos.wait_progress()
 
 
-FAULT = Fault(name="leader-pause", inject=inject)
+FAULT = Fault(name=find("zombie-leader").campaign, inject=inject)

@@ -91,7 +91,7 @@ def _closed_segment(chaos: Chaos, broker: int) -> Path:
         found = sorted(folder.glob("*.log"))[:-1]
         return [path for path in found if any(True for _ in _batches(path))]
 
-    found: list[Path] = chaos.stack.wait(f"closed segments of {OM_LOG}/{SHARD}", closed, PATIENCE_S)
+    found: list[Path] = chaos.stack.wait(f"closed segments of {OM_LOG}/{SHARD}", closed)
     return chaos.random.choice(found)
 
 
@@ -115,7 +115,6 @@ def _rebuild_replica_of(chaos: Chaos, broker: int) -> None:
     stack.wait(
         f"broker {broker} is out of sync",
         lambda: not is_in_sync(stack, broker, SHARD),
-        PATIENCE_S,
     )
     shutil.rmtree(data_folder(stack, broker) / f"{OM_LOG}-{SHARD}")
     stack.kafka.start_broker(broker)

@@ -6,12 +6,12 @@ that from the log, follows and catches up. It is never restarted.
 
 from __future__ import annotations
 
-from tests.chaos.campaign import PATIENCE_S, Chaos, Fault
+from tests.chaos.campaign import Chaos, Fault
 from tests.support.faults.netns import why_not
 
 
 def inject(chaos: Chaos, round_number: int) -> None:
-    leader = chaos.leader()
+    leader = chaos.wait_leader()
     cut_off = leader if round_number % 2 else chaos.random.choice(chaos.followers())
     brokers = [host for name, host in chaos.network.hosts.items() if name.startswith("kafka")]
     chaos.network.cut(chaos.network.hosts[cut_off], brokers)
@@ -20,7 +20,6 @@ def inject(chaos: Chaos, round_number: int) -> None:
             chaos.stack.wait(
                 f"another leader than {cut_off}",
                 lambda: [name for name in chaos.stack.leaders(0) if name != cut_off],
-                PATIENCE_S,
             )
         chaos.wait_progress()
     finally:

@@ -6,8 +6,7 @@ log what it lost, and is equal to the others. Nothing that was acknowledged depe
 
 from __future__ import annotations
 
-from replicated_db.core.log.position import POSITION_KEY, Position
-from replicated_db.core.tables.column_families import TRANSACTION_INFO
+from stratolog.drills.kit.rebuild import stored_offset
 from tests.chaos.campaign import Chaos, Fault
 from tests.chaos.damage import shard_folder, truncate
 from tests.support.faults.stack_faults import database
@@ -23,25 +22,20 @@ def inject(chaos: Chaos, _round: int) -> None:
     def written() -> bool:
         return max((path.stat().st_size for path in folder.glob("*.log")), default=0) >= MIN_WAL_BYTES
 
-    stack.wait(f"{victim} has written {MIN_WAL_BYTES} bytes to its WAL", written, 180.0)
+    stack.wait(f"{victim} has written {MIN_WAL_BYTES} bytes to its WAL", written)
     before = chaos.applied(victim)
     stack.kill_node(victim)
     newest = max(folder.glob("*.log"), key=lambda path: int(path.stem))
     size = newest.stat().st_size
     truncate(newest, chaos.random.randrange(size // 10, size // 2))
-    stored = _stored_offset(chaos, victim)
+    with database(stack, victim, 0) as store:
+        stored = stored_offset(store)
     assert stored < before, f"{victim} had applied offset {before}, and stands at {stored} with half of its WAL gone"
     stack.start_node(victim)
     chaos.wait_caught_up(victim)
     view = stack.shard(victim, 0)
     assert view["records_applied"] + view["records_void"] >= before - stored, f"not replayed from {stored}: {view}"
     chaos.wait_progress()
-
-
-def _stored_offset(chaos: Chaos, node: str) -> int:
-    with database(chaos.stack, node, 0) as store:
-        row = store.get(TRANSACTION_INFO, POSITION_KEY)
-    return -1 if row is None else Position.decode(row).offset
 
 
 FAULT = Fault(name="wal-truncation", inject=inject)

@@ -26,6 +26,7 @@ from stratolog.local import state
 from stratolog.nodes.answers import node_status
 from stratolog.security.private_files import write_private
 from tests.chaos.fuzz.arms import MALLORY, Arms
+from tests.support.local.at_work import at_work
 from tests.support.local.secure_stack import SecureStack
 
 VAULT, BUCKET = "vault", "bucket"
@@ -215,10 +216,9 @@ class FuzzedStack:
     def watched(self) -> Iterator[dict[str, list[float]]]:
         """Yield, by process, what it holds at first and at most, in MiB."""
         held = {name: [mib := _mib(process), mib] for name, (_, process) in self._members.items()}
-        ended = threading.Event()
         self.stood_still_s = 0.0
 
-        def watch() -> None:
+        def watch(ended: threading.Event) -> None:
             last_s = time.monotonic()
             while not ended.wait(POLL_S):
                 now_s = time.monotonic()
@@ -226,13 +226,8 @@ class FuzzedStack:
                 for name, (_, process) in self._members.items():
                     held[name][1] = max(held[name][1], _mib(process))
 
-        thread = threading.Thread(target=watch)
-        thread.start()
-        try:
+        with at_work(watch):
             yield held
-        finally:
-            ended.set()
-            thread.join()
 
     @contextmanager
     def working(self) -> Iterator[dict[str, float]]:
@@ -273,14 +268,8 @@ class Honest:
     @contextmanager
     def at_work(self) -> Iterator[Self]:
         """Work until the end of the block."""
-        ended = threading.Event()
-        thread = threading.Thread(target=self._work, args=(ended,))
-        thread.start()
-        try:
+        with at_work(self._work):
             yield self
-        finally:
-            ended.set()
-            thread.join()
 
     def _work(self, ended: threading.Event) -> None:
         number = 0

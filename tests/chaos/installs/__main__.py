@@ -12,21 +12,16 @@ Control-C ends a campaign after its round: what was done until then is compared 
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import shlex
-import shutil
-import signal
 import sys
-import tempfile
-import threading
-import time
 from collections.abc import Callable
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from tests.chaos.campaign import Fault
+from tests.chaos.command import note, run_campaign, stopped_by_interrupts
 from tests.chaos.installs import bit_flips, kills, leader_changes
 from tests.chaos.installs.world import InstallWorld, install_world
 
@@ -43,59 +38,38 @@ def main() -> int:
     options = parser.parse_args()
     flips = bit_flips.Flips(random.Random(f"flips {options.seed}"))
     campaigns: list[tuple[Fault, int, Campaign]] = [
-        (kills.FAULT, options.kills, lambda world, times: kills.run(world, times, _note)),
-        (leader_changes.FAULT, options.leader_changes, lambda world, times: leader_changes.run(world, times, _note)),
-        (bit_flips.fault(flips), options.bit_flips, lambda world, times: bit_flips.run(world, flips, times, _note)),
+        (kills.FAULT, options.kills, lambda world, times: kills.run(world, times, note)),
+        (leader_changes.FAULT, options.leader_changes, lambda world, times: leader_changes.run(world, times, note)),
+        (bit_flips.fault(flips), options.bit_flips, lambda world, times: bit_flips.run(world, flips, times, note)),
     ]
     if not any(times for _, times, _ in campaigns):
         parser.error("nothing to do: give --kills, --leader-changes or --bit-flips")
-    stop = threading.Event()
-    signal.signal(signal.SIGINT, lambda *_: _stop_soon(stop))
+    stop = stopped_by_interrupts()
     sound = [
-        _one(fault, times, options.seed, campaign, stop)
+        run_campaign(
+            "tests.chaos.installs",
+            {"fault": fault.name},
+            partial(_one, fault, times, options.seed, campaign, stop),
+            fault.name,
+        )
         for fault, times, campaign in campaigns
         if times and not stop.is_set()
     ]
     return 0 if all(sound) else 1
 
 
-def _stop_soon(stop: threading.Event) -> None:
-    if stop.is_set():
-        raise KeyboardInterrupt
-    _note("this round is the last one")
-    stop.set()
-
-
-def _one(fault: Fault, times: int, seed: int, campaign: Campaign, stop: threading.Event) -> bool:
-    """Run one campaign, print its line, and return whether all holds."""
-    folder = Path(tempfile.mkdtemp(prefix=f"stratolog-chaos-{fault.name}-"))
-    begun_s = time.monotonic()
-    try:
-        with install_world(fault, folder, seed=seed, times=times, stop=stop) as world:
-            figures = campaign(world, times)
-            world.have_back()
-            findings = world.chaos.conclude()
-    except BaseException:
-        _note(f"journals and logs are in {folder}")
-        raise
-    for word in (*world.wrong, *findings.words):
-        _note(word)
-    judged = {name: value for name, value in asdict(findings).items() if name != "words"}
-    line = {
-        "fault": fault.name, **figures, "installs": world.installs, "logs_read": world.logs_read,
-        "mixed": len(world.wrong), **judged, "seconds": round(time.monotonic() - begun_s),
-        "command": "python -m tests.chaos.installs " + shlex.join(sys.argv[1:]),
-    }  # fmt: skip
-    print(json.dumps(line), flush=True)
-    if world.wrong or not findings.sound:
-        _note(f"journals and logs are in {folder}")
-        return False
-    shutil.rmtree(folder, ignore_errors=True)
-    return True
-
-
-def _note(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+def _one(
+    fault: Fault, times: int, seed: int, campaign: Campaign, stop: Event, folder: Path
+) -> tuple[dict[str, Any], bool]:
+    """Run one campaign; return its figures, and whether all holds."""
+    with install_world(fault, folder, seed=seed, times=times, stop=stop) as world:
+        figures = campaign(world, times)
+        world.have_back()
+        found = world.chaos.conclude()
+    for word in (*world.wrong, *found.words):
+        note(word)
+    figures |= {"installs": world.installs, "logs_read": world.logs_read, "mixed": len(world.wrong)}
+    return figures | found.figures(), found.sound and not world.wrong
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
-from tests.chaos.campaign import PATIENCE_S, Fault
+from stratolog.drills.kit.rebuild import database_of
+from tests.chaos.campaign import Fault
 from tests.chaos.damage import LogMark
 from tests.chaos.installs.flipping_proxy import FlippingProxy
 from tests.chaos.installs.world import SHARD, InstallWorld
@@ -124,12 +125,12 @@ def _on_the_wire(world: InstallWorld, flips: Flips, kind: str, count: Count) -> 
 
 def _on_disk(world: InstallWorld, flips: Flips, kind: str, count: Count) -> None:
     """Flip a bit of a file of the leader, which is asked first; then the leader loses its disk, too."""
-    leader = world.chaos.leader(SHARD)
+    leader = world.chaos.wait_leader(SHARD)
     mark = LogMark(world.chaos, world.victim)
     flips.begin("")
     contents = _flip_file(world, leader)
     world.stack.start_node(world.victim)
-    world.stack.wait("the victim answers", lambda: world.stack.shard(world.victim, SHARD), PATIENCE_S)
+    world.stack.wait("the victim answers", lambda: world.stack.shard(world.victim, SHARD))
     installed = world.stack.shard(world.victim, SHARD).get("installed") or {}
     ended = not world.stack.nodes[leader].is_running()
     if contents & flips.sent:
@@ -146,7 +147,7 @@ def _flip_file(world: InstallWorld, node: str) -> set[str]:
 
     Half of the times the file keeps its time, as on a disk that rots: the node then has a digest of the right bytes.
     """
-    folder: Path = world.stack.settings.node_folder(node) / f"shard-{SHARD}"
+    folder: Path = database_of(world.stack.settings, node, SHARD)
     path = world.random.choice(sorted(folder.glob("*.sst")))
     status = path.stat()
     body = bytearray(path.read_bytes())

@@ -50,7 +50,7 @@ def run(world: InstallWorld, changes: int, note: Callable[[str], None]) -> dict[
                 break  # it was over before the new leader led: not counted
             done[how] += 1
             kept += _kept(before, candidate_of(world.database))
-            note(f"change {done.total()}: {how}, {world.chaos.leader(SHARD)} leads; {watch.listings} listings")
+            note(f"change {done.total()}: {how}, {world.chaos.wait_leader(SHARD)} leads; {watch.listings} listings")
         listings += watch.listings
         world.compare(mark)
     return {"leader_changes": done.total(), "how": dict(done), "listings": listings, "kept_bytes": kept}
@@ -61,21 +61,21 @@ def _fetches(watch: InstallWatch) -> bool:
 
 
 def _move(world: InstallWorld) -> None:
-    old = world.chaos.leader(SHARD)
+    old = world.chaos.wait_leader(SHARD)
     new = next(name for name in world.peers if name != old)
     if new not in world.stack.nodes:
         world.stack.start_node(new)
     world.chaos.wait_caught_up(new)
     move(world.stack.settings, SHARD, new)
-    world.chaos.leader(SHARD, other_than=old)
+    world.chaos.wait_leader(SHARD, other_than=old)
 
 
 def _kill(world: InstallWorld) -> None:
-    old = world.chaos.leader(SHARD)
+    old = world.chaos.wait_leader(SHARD)
     other = next(name for name in world.peers if name != old)
     world.chaos.wait_caught_up(other)
     world.stack.kill_node(old)
-    world.chaos.leader(SHARD, other_than=old)
+    world.chaos.wait_leader(SHARD, other_than=old)
     world.stack.start_node(old)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,18 +15,19 @@ from replicated_db.shell.bootstrap.candidate import candidate_folder
 from schemas.records.verdict_words import INCREMENTAL
 from stratolog.drills.installs.core.stages import ReplicaState, is_replaying
 from stratolog.drills.installs.leavings import left_behind
+from stratolog.drills.kit import load as light
+from stratolog.drills.kit.rebuild import database_of
 from stratolog.drills.kit.taps import ReportTap, sums_of
-from tests.chaos.campaign import PATIENCE_S, Chaos, Fault, Load, Plan, under_load
+from tests.chaos.campaign import Chaos, Fault, Load, Plan, under_load
 from tests.chaos.damage import LogMark
 from tests.support.faults import dying_node
-from tests.support.faults.stack_faults import fresh_volume, put_key
+from tests.support.faults.stack_faults import fresh_volume
 from tests.support.local.stack import TestStack
 
 SHARD = 0
 LOAD = Load(clients=1, in_flight=4, rate=8.0, doors=("kafka",))
 """Light: what is counted here are faults; and the database stays small, so that each install is short."""
 
-FILL_THREADS = 16
 LATER = 5
 """Acknowledgements between two installs, so that each has something of its own."""
 
@@ -53,7 +52,7 @@ class InstallWorld:
 
     @property
     def database(self) -> Path:
-        return self.stack.settings.node_folder(self.victim) / f"shard-{SHARD}"
+        return database_of(self.stack.settings, self.victim, SHARD)
 
     @property
     def peers(self) -> list[str]:
@@ -71,13 +70,8 @@ class InstallWorld:
 
     def fill(self, names: int, name_bytes: int) -> None:
         """Write keys with long names, which no compression makes small."""
-        volume = fresh_volume(SHARD, 1)
-        with self.stack.client() as client, ThreadPoolExecutor(FILL_THREADS) as threads:
-            client.create_volume(volume)
-            client.create_bucket(volume, "long")
-            keys = [os.urandom(name_bytes // 2).hex() for _ in range(names)]
-            for done in [threads.submit(put_key, client, volume, "long", key, 1) for key in keys]:
-                done.result()
+        with self.stack.client() as client:
+            light.Load(client, [fresh_volume(SHARD, 1)]).put_many(names, name_bytes)
 
     # ----------------------------------------------------------------------------- the victim
 
@@ -124,10 +118,10 @@ class InstallWorld:
 
     def _compare_reports(self) -> None:
         """Compare what all replicas have published at one barrier from now on."""
-        since = self.chaos.applied(self.chaos.leader(SHARD))
+        since = self.chaos.applied(self.chaos.wait_leader(SHARD))
         found: Any = self.stack.wait(
             "reports of all nodes at one barrier",
-            lambda: self._reports.barrier(INCREMENTAL, self.stack.names, since), PATIENCE_S,
+            lambda: self._reports.barrier(INCREMENTAL, self.stack.names, since),
         )  # fmt: skip
         sums = {name: sums_of(report) for name, report in found.items()}
         if len({tuple(sorted(one.items())) for one in sums.values()}) != 1:

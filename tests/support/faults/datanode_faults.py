@@ -14,6 +14,7 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 
+from datanode_processors.errors import BlockError
 from schemas.codecs.codec import encode
 from schemas.records.log import LeaderClaim
 from schemas.topics import DN_LOG
@@ -23,6 +24,7 @@ from tests.support.sdk.key_world import KeyWorld, block_of
 
 CLIENT = "client"
 """What the SDK calls itself to datanodes."""
+WATCH_MS = 30_000
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -59,9 +61,8 @@ class Ledger:
         settle(nodes)
         for block, data in self._fresh.items():
             for name in nodes.pipelines[block.partition]:
-                (watched,) = nodes.watch(block, len(data), names=[name], timeout_ms=30_000)
-                assert watched.satisfied, f"{block}: {watched}\n{nodes.logs()}"
-                assert nodes.read(name, block, len(data)) == data, f"{block} is wrong on {name}"
+                problem = block_problem(nodes, name, block, data)
+                assert problem is None, f"{problem}\n{nodes.logs()}"
                 assert nodes.block_file(name, block).read_bytes()[: len(data)] == data, f"{block}'s file on {name}"
         self._fresh.clear()
         for block, length in self._lengths.items():
@@ -71,6 +72,21 @@ class Ledger:
                 assert found.length >= length, f"{block} has shrunk on {name}"
         for partition in nodes.pipelines:
             nodes.wait_converged(partition)
+
+
+def block_problem(
+    nodes: Datanodes, name: str, block: Block, data: bytes, bcs_id: int = 0
+) -> tuple[str, str] | None:  # fmt: skip
+    """Compare an acknowledged block with one replica of it; return (``lost`` or ``wrong``, what), None if it is right."""
+    try:
+        (watched,) = nodes.watch(block, len(data), bcs_id=bcs_id, names=[name], timeout_ms=WATCH_MS)
+        if not watched.satisfied:
+            return "lost", f"{block} on {name}: {watched}"
+        if nodes.read(name, block, len(data), bcs_id=bcs_id) != data:
+            return "wrong", f"{block} on {name}"
+    except BlockError as error:
+        return "lost", f"{block} on {name}: {error}"
+    return None
 
 
 def settle(nodes: Datanodes) -> None:

@@ -1,29 +1,25 @@
-"""What the fault tests share: journals of acknowledged writes, raw requests and answers, taps on topics, damage.
+"""What the fault tests share: raw requests and answers, taps on topics, damage, and assertions on what must hold.
 
-What belongs here: the means to inject a fault into a running :class:`~tests.support.local.stack.TestStack` and to say afterwards, from
-the outside, what was acknowledged and what each replica holds. What the log says is in ``judged_log``.
+What belongs here: the means to inject a fault into a running :class:`~tests.support.local.stack.TestStack`. Loads, their journals and the
+judge are the drills' (``stratolog.drills.kit``). What the log says is in ``judged_log``.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import count, islice, pairwise
-from typing import Self
+from itertools import count, islice
+from typing import Any, Self
 
 from confluent_kafka import Producer, TopicCollection
 from confluent_kafka.admin import AdminClient
 
-from om_processors.execution.service import OM_FAMILIES
 from producers import Client
-from producers.errors import RequestFailed, StratologError
-from producers.requests.keys import fit_blocks
+from producers.errors import RequestFailed
 from replicated_db.core.log.position import Position
 from replicated_db.core.log.reading import Reading
 from replicated_db.core.ports import DeliveryReport
@@ -37,6 +33,11 @@ from schemas.records.messages import AuditReport, Rejected, Request, RequestBody
 from schemas.result_codes import INDEX_MOVED
 from schemas.sharding import shard_of
 from schemas.topics import MAX_MESSAGE_BYTES, OM_AUDIT, OM_LOG, OM_REJECTED, OM_REQUESTS, OM_RESPONSES
+from stratolog.drills.kit.aftermath import judge_listings
+from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.core.judging import Aftermath
+from stratolog.drills.kit.load import Load, listed, usage
+from stratolog.drills.kit.rebuild import database_of, opened_store
 from stratolog.local.processes import wait_until
 from stratolog.local.spawning import node_command, node_environment
 from tests.support.local.stack import TestStack
@@ -46,8 +47,6 @@ from transport.topics.topic_tail import FIRST_RECORD, TailStart, TopicTail
 from transport.waiting.deadline import Deadline
 
 PATIENCE_S = 60.0
-PACE_S = 0.03
-"""What each writer of a :class:`Load` waits between two keys: a steady load that leaves the machine to the fault."""
 
 # --------------------------------------------------------------------------------------------- a topic, from some moment
 
@@ -178,102 +177,7 @@ class RawClient:
         self.close()
 
 
-# ------------------------------------------------------------------------------------------------- a journal of writes
-
-
-@dataclass(slots=True)
-class Journal:
-    """What a :class:`Load` has tried and what was acknowledged, per volume: key -> size; with the times of acknowledgement."""
-
-    tried: dict[str, int] = field(default_factory=dict)
-    acknowledged: dict[str, int] = field(default_factory=dict)
-    times_s: list[float] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-
-    def longest_gap_s(self, begin_s: float, end_s: float) -> float:
-        """Return the longest time without an acknowledgement in an interval."""
-        moments = [begin_s, *(t for t in self.times_s if begin_s < t < end_s), end_s]
-        return max(later - earlier for earlier, later in pairwise(moments))
-
-
-class Load:
-    """Creates and commits keys in volumes, ``writers`` threads for each with ``pace_s`` between keys, until told to stop; a journal for each volume."""
-
-    BUCKET = "load"
-
-    def __init__(self, client: Client, volumes: Sequence[str], *, writers: int = 3, pace_s: float = PACE_S) -> None:
-        self.journals = {volume: Journal() for volume in volumes}
-        self._client = client
-        self._pace_s = pace_s
-        self._stop = threading.Event()
-        for volume in volumes:
-            client.create_volume(volume)
-            client.create_bucket(volume, self.BUCKET)
-        self._threads = [
-            threading.Thread(target=self._write, args=(volume, number), daemon=True)
-            for volume in volumes
-            for number in range(writers)
-        ]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Let each writer finish its request."""
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(PATIENCE_S * 2)
-            assert not thread.is_alive(), "a writer hangs"
-
-    def wait_more(self, volume: str, number: int) -> None:
-        """Wait until so many more keys are acknowledged."""
-        journal = self.journals[volume]
-        wanted = len(journal.acknowledged) + number
-        if not wait_until(lambda: len(journal.acknowledged) >= wanted, PATIENCE_S):
-            raise AssertionError(f"{volume}: {len(journal.acknowledged)} of {wanted} keys; failed: {journal.failures}")
-
-    def _write(self, volume: str, writer: int) -> None:
-        journal = self.journals[volume]
-        for number in count():
-            if self._stop.is_set():
-                return
-            key, size = f"writer-{writer}/{number:06d}", writer + number % 7
-            journal.tried[key] = size
-            try:
-                put_key(self._client, volume, self.BUCKET, key, size)
-            except StratologError as error:
-                journal.failures.append(str(error))
-                continue
-            journal.acknowledged[key] = size
-            journal.times_s.append(time.monotonic())
-            self._stop.wait(self._pace_s)
-
-
-def put_key(client: Client, volume: str, bucket: str, key: str, size: int) -> None:
-    """Create and commit a key."""
-    session = client.create_key(volume, bucket, key, size=size)
-    blocks = fit_blocks(session.blocks, size)
-    client.commit_key(volume, bucket, key, session.session_id, size=size, blocks=blocks)
-
-
-def listed(stack: TestStack, node: str, volume: str, bucket: str, consistency: str = "stale") -> dict[str, int]:
-    """Return what one node lists of a bucket: key -> size, page by page."""
-    found: dict[str, int] = {}
-    after = ""
-    while True:
-        path = f"/v1/volumes/{volume}/buckets/{bucket}/keys"
-        answer = stack.get(node, path, limit=1000, start_after=after, consistency=consistency)
-        assert answer.status_code == 200, answer.text
-        entries = answer.json()["entries"]
-        found |= {entry["key"]: entry["size"] for entry in entries}
-        if not answer.json()["truncated"]:
-            return found
-        after = entries[-1]["key"]
+# --------------------------------------------------------------------------------------------------- what must hold
 
 
 def assert_journal_holds(stack: TestStack, load: Load) -> None:
@@ -281,14 +185,15 @@ def assert_journal_holds(stack: TestStack, load: Load) -> None:
 
     Call when all nodes have converged.
     """
+    cluster, found = Cluster(settings=stack.settings), Aftermath()
     for volume, journal in load.journals.items():
         assert not journal.failures, journal.failures[:5]
         for node in stack.nodes:
-            found = listed(stack, node, volume, load.BUCKET)
-            assert found == journal.acknowledged, f"{node}, {volume}"
-            path = f"/v1/volumes/{volume}/buckets/{load.BUCKET}"
-            usage = stack.get(node, path, consistency="stale").json()["usage"]
-            assert usage == {"used_bytes": sum(found.values()), "used_namespace": len(found)}, f"{node}, {volume}"
+            judge_listings(found, cluster, node, [journal])
+            keys = listed(cluster, node, volume)
+            expected = {"used_bytes": sum(keys.values()), "used_namespace": len(keys)}
+            assert usage(cluster, node, volume) == expected, f"{node}, {volume}"
+    assert found.sound, found.words
 
 
 def assert_log_agrees(stack: TestStack, shard: int) -> JudgedLog:
@@ -308,7 +213,20 @@ def assert_log_agrees(stack: TestStack, shard: int) -> JudgedLog:
     return log
 
 
+def assert_all_agree(stack: TestStack, load: Load) -> None:
+    """Wait until all nodes have converged, and assert that journals, replicas and logs agree."""
+    stack.wait_converged()
+    assert_journal_holds(stack, load)
+    for shard in range(stack.settings.shards):
+        assert_log_agrees(stack, shard)
+
+
 # ----------------------------------------------------------------------------------------------------- names and places
+
+
+def load_on_all_shards(client: Client, shards: int, **options: Any) -> Load:
+    """Return a load, not begun, on a fresh volume of each shard."""
+    return Load(client, [fresh_volume(shard, shards) for shard in range(shards)], **options)
 
 
 _volume_numbers = count(1)
@@ -337,11 +255,8 @@ def bystander(stack: TestStack) -> str:
 def database(stack: TestStack, node: str, shard: int) -> Iterator[RocksStore]:
     """Open the RocksDB of a node that does not run."""
     assert node not in stack.nodes, f"{node} runs"
-    store = RocksStore(stack.settings.node_folder(node) / f"shard-{shard}", OM_FAMILIES.names)
-    try:
+    with opened_store(database_of(stack.settings, node, shard)) as store:
         yield store
-    finally:
-        store.close()
 
 
 def run_to_its_end(stack: TestStack, node: str, timeout_s: float = 3 * PATIENCE_S) -> tuple[int, str]:

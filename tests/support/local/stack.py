@@ -25,6 +25,7 @@ from producers import Client
 from schemas.settings.values import DatanodeAddress, NodeAddress
 from stratolog.configuration.cluster_secret import make_secret
 from stratolog.configuration.settings import Settings
+from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.local.jars import kafka_jars
 from stratolog.local.kafka import QUICK_START_JVM, KafkaCluster, Listener, allocate_listeners, stop_brokers
 from stratolog.local.ports import free_ports
@@ -159,6 +160,8 @@ class TestStack:
         self.datanodes: dict[str, Process] = {}
         self.launchers: dict[str, tuple[str, ...]] = {}
         """Words to put before a node's command, as in ``ip netns exec NAME``."""
+        self.patience_s = DEFAULT_TIMEOUT_S
+        """How long a wait may last that is not told."""
 
     # ------------------------------------------------------------------------------------------- life
 
@@ -250,6 +253,14 @@ class TestStack:
         """SIGCONT."""
         assert self.nodes[name].signal(signal.SIGCONT), f"{name} is gone\n{self.logs()}"
 
+    def take(self, _session: object, name: str, fault: ProcessFault) -> Callable[[], object]:
+        """Inflict a fault on a node, as the drills' ``Cluster`` does; return what gives it back."""
+        if fault is ProcessFault.PAUSE:
+            self.pause_node(name)
+            return lambda: self.resume_node(name)
+        (self.stop_node if fault is ProcessFault.STOP else self.kill_node)(name)
+        return lambda: self.start_node(name)
+
     def stop_nodes(self) -> None:
         """Stop all nodes, the brokers stay."""
         stop_all(list(self.nodes.values()), DEFAULT_TIMEOUT_S)
@@ -288,7 +299,7 @@ class TestStack:
         found = node_answer(self.address(node or next(iter(self.nodes))), "/v1/datanodes?consistency=stale") or {}
         return next((one for one in found.get("datanodes", ()) if one["datanode"] == name), {})
 
-    def wait_pipeline(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def wait_pipeline(self, timeout_s: float = 0.0) -> None:
         """Wait until every running node sees a pipeline that takes blocks."""
         running = replace(self.settings, nodes=tuple(node for node in self.settings.nodes if node.name in self.nodes))
         self.wait(
@@ -308,6 +319,9 @@ class TestStack:
         found = self.status(name) or {}
         return next((view for view in found.get("shards", []) if view["shard"] == shard), {})
 
+    view = shard
+    """By the name that the drills' ``Cluster`` has for it."""
+
     def get(self, name: str, path: str, **parameters: Any) -> httpx.Response:
         """GET from a node's HTTP server."""
         return _http().get(f"http://{self.address(name)}{path}", params=parameters)
@@ -324,8 +338,12 @@ class TestStack:
 
     # -------------------------------------------------------------------------------------------- waits
 
-    def wait(self, what: str, condition: Callable[[], Any], timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """Poll until ``condition`` returns something true, and return that; AssertionError with logs if it never does."""
+    def wait(self, what: str, condition: Callable[[], Any], timeout_s: float = 0.0) -> Any:
+        """Poll until ``condition`` returns something true, and return that; AssertionError with logs if it never does.
+
+        Without ``timeout_s``, here and in the waits below, it is ``patience_s``.
+        """
+        timeout_s = timeout_s or self.patience_s
         found: list[Any] = []
 
         def holds() -> bool:
@@ -336,13 +354,13 @@ class TestStack:
             raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{self.logs()}")
         return found[0]
 
-    def wait_led(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def wait_led(self, timeout_s: float = 0.0) -> None:
         """Wait until each shard has one leader that all running nodes know."""
         running = tuple(node for node in self.settings.nodes if node.name in self.nodes)
         view = replace(self.settings, nodes=running)
         self.wait("one leader for each shard, known to all", lambda: is_led(view) or self._check_alive(), timeout_s)
 
-    def wait_leader(self, shard: int, *, other_than: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
+    def wait_leader(self, shard: int, *, other_than: str | None = None, timeout_s: float = 0.0) -> str:
         """Wait for a leader of the shard (another one than ``other_than``), and return its name."""
 
         def found() -> str | None:
@@ -351,7 +369,7 @@ class TestStack:
         what = f"a leader of shard {shard}" + (f" other than {other_than}" if other_than else "")
         return str(self.wait(what, found, timeout_s))
 
-    def wait_converged(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[int, dict[str, Any]]:
+    def wait_converged(self, timeout_s: float = 0.0) -> dict[int, dict[str, Any]]:
         """Wait until all running nodes stand at one index with one digest per shard; return one view per shard."""
 
         def views() -> dict[int, dict[str, Any]] | None:

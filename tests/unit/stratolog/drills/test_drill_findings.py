@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from replicated_db.core.log.reading import Reading
@@ -15,25 +13,27 @@ from stratolog.drills.core import (
     leader_findings,
     request_findings,
     wording,
-    write_findings,
 )
 from stratolog.drills.core.damage_findings import DigestBucket
-from stratolog.drills.core.journal import Journal, Write
 from stratolog.drills.core.leader_findings import Read
 from stratolog.drills.core.log_digest import LogDigest, total
 from stratolog.drills.core.log_survey import Claim, Digest, Recorded, VoidRecord
 from stratolog.drills.core.request_findings import Answered, Rejection, Standing
+from stratolog.drills.kit.core import write_findings
+from stratolog.drills.kit.core.journal import COMMIT, Journal
+from stratolog.drills.kit.core.judging import Aftermath
 from tests.support.logs.logbuilder import ordinary_log
 
 NODES = ("om1", "om2")
 
 
 def journal(acknowledged: dict[str, int], **unanswered: int) -> Journal:
-    writes = {
-        key: Write(key=key, size=size, index=10 + number, acknowledged_s=100.0 + number)
-        for number, (key, size) in enumerate(acknowledged.items())
-    }
-    return Journal(tried=acknowledged | unanswered, acknowledged=writes)
+    found = Journal(client_id="00" * 16, volume="v", bucket="b")
+    for key, size in (acknowledged | unanswered).items():
+        found.on_tried(key, COMMIT, size)
+    for number, key in enumerate(acknowledged):
+        found.on_acknowledged(key, COMMIT, call_id=number, index=10 + number, at_ms=100_000 + 1_000 * number)
+    return found
 
 
 def recorded(*indexes: int, response: bytes = b"answer", kept: bool = True) -> list[Recorded]:
@@ -45,14 +45,22 @@ def recorded(*indexes: int, response: bytes = b"answer", kept: bool = True) -> l
     [({"a": 1, "b": 2}, True), ({"a": 1, "b": 2, "c": 3}, True), ({"a": 1}, False), ({"a": 1, "b": 3}, False)],
 )
 def test_nothing_lost(listing: dict[str, int], holds: bool) -> None:
-    found = write_findings.nothing_lost(journal({"a": 1, "b": 2}), {"om1": {"a": 1, "b": 2}, "om2": listing})
-    assert found.holds is holds
-    assert ("om2: b" in found.seen) is not holds
+    lost, _ = write_findings.writes_hold(journal({"a": 1, "b": 2}), {"om1": {"a": 1, "b": 2}, "om2": listing})
+    assert lost.holds is holds
+    assert ("om2: b" in lost.seen) is not holds
 
 
 def test_nothing_acknowledged_proves_nothing() -> None:
-    assert not write_findings.nothing_lost(journal({}), {"om1": {}}).holds
-    assert not write_findings.nothing_lost(journal({"a": 1}), {}).holds
+    assert not write_findings.writes_hold(journal({}), {"om1": {}})[0].holds
+    assert not write_findings.writes_hold(journal({"a": 1}), {})[0].holds
+
+
+def test_what_the_log_has_lost_is_lost() -> None:
+    told = Aftermath()
+    told.note("lost", ["call 7 was acknowledged and is not in the log"])
+    lost, strange = write_findings.writes_hold(journal({"a": 1}), {"om1": {"a": 1}}, told)
+    assert (lost.holds, strange.holds) == (False, True)
+    assert "call 7" in lost.seen
 
 
 @pytest.mark.parametrize(
@@ -62,26 +70,27 @@ def test_nothing_acknowledged_proves_nothing() -> None:
         ({"a": 1, "b": 2}, {"a": 1, "b": 2}, True),  # tried, not acknowledged, had its effect
         ({"a": 1, "b": 2}, {"a": 1}, False),
         ({"a": 1, "c": 1}, {"a": 1, "c": 1}, False),
-        ({"a": 9}, {"a": 9}, False),
+        ({"a": 1, "b": 9}, {"a": 1, "b": 9}, False),
     ],
 )
 def test_nothing_invented(one: dict[str, int], other: dict[str, int], holds: bool) -> None:
-    assert write_findings.nothing_invented(journal({"a": 1}, b=2), {"om1": one, "om2": other}).holds is holds
+    lost, strange = write_findings.writes_hold(journal({"a": 1}, b=2), {"om1": one, "om2": other})
+    assert (lost.holds, strange.holds) == (True, holds)
 
 
 @pytest.mark.parametrize(
-    ("calls", "counters", "holds"),
+    ("twice", "counters", "holds"),
     [
-        ({b"\x01": recorded(1), b"\x02": recorded(2)}, {"used_bytes": 3, "used_namespace": 2}, True),
-        ({b"\x01": recorded(1) + recorded(2, kept=False)}, {"used_bytes": 3, "used_namespace": 2}, True),
-        ({b"\x01": recorded(1, 2)}, {"used_bytes": 3, "used_namespace": 2}, False),
-        ({b"\x01": recorded(1)}, {"used_bytes": 5, "used_namespace": 2}, False),
-        ({b"\x01": recorded(1)}, {"used_bytes": 3, "used_namespace": 3}, False),
-        ({}, {"used_bytes": 3, "used_namespace": 2}, False),
+        ([], {"used_bytes": 3, "used_namespace": 2}, True),
+        (["call 1"], {"used_bytes": 3, "used_namespace": 2}, False),
+        ([], {"used_bytes": 5, "used_namespace": 2}, False),
+        ([], {"used_bytes": 3, "used_namespace": 3}, False),
     ],
 )
-def test_applied_once(calls: Any, counters: dict[str, int], holds: bool) -> None:
-    assert write_findings.applied_once(calls, {}, {"om1": {"a": 1, "b": 2}}, {"om1": counters}).holds is holds
+def test_applied_once(twice: list[str], counters: dict[str, int], holds: bool) -> None:
+    calls, listings = {b"\x01": recorded(1), b"\x02": recorded(2)}, {"om1": {"a": 1, "b": 2}}
+    assert write_findings.applied_once(calls, {}, twice, listings, {"om1": counters}).holds is holds
+    assert not write_findings.applied_once({}, {}, twice, listings, {"om1": counters}).holds, "nothing was seen"
 
 
 def test_failover_is_the_first_acknowledgement_of_a_later_leader() -> None:
@@ -186,7 +195,7 @@ def test_answers_right(answers: dict[int, list[bytes]], holds: bool) -> None:
 def test_calls_that_were_validated_late() -> None:
     late = {(7).to_bytes(8, "big"): 2}
     assert write_findings.applied_once(
-        {}, late, {"om1": {"a": 1}}, {"om1": {"used_bytes": 1, "used_namespace": 1}}
+        {}, late, [], {"om1": {"a": 1}}, {"om1": {"used_bytes": 1, "used_namespace": 1}}
     ).holds
     assert leader_findings.answers_right({7: [b"one", b"one"]}, {}, late).holds
     assert not leader_findings.answers_right({7: [b"one", b"two"]}, {}, late).holds

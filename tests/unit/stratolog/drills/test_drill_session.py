@@ -13,7 +13,7 @@ import pytest
 from producers.errors import OutcomeUnknown
 from stratolog.cluster.core.findings import Finding
 from stratolog.drills.core.report import COULD_NOT_RUN, FAILED, PASSED, CouldNotRun, DrillStep, StepFailed, verdict_of
-from stratolog.drills.kit import registry
+from stratolog.drills.kit import catalogue
 from stratolog.drills.kit.session import Session, run
 from stratolog.errors import Unavailable, UsageError
 
@@ -157,18 +157,18 @@ def test_no_stack(tmp_path: Path) -> None:
 def test_every_drill_has_a_command_and_says_what_it_touches() -> None:
     from stratolog.commands.drill import COMMANDS
 
-    names = [drill.name for drill in registry.DRILLS]
+    names = [drill.name for drill in catalogue.DRILLS]
     assert len(set(names)) == len(names)
     assert set(COMMANDS) == set(names)
-    for drill in registry.DRILLS:
+    for drill in catalogue.DRILLS:
         assert drill.does.endswith(".")
         assert drill.touches.endswith(".")
-        assert registry.find(drill.name) is drill
+        assert catalogue.find(drill.name) is drill
 
 
 def test_an_unknown_drill() -> None:
     with pytest.raises(UsageError, match="no drill 'kill-everybody'; there are: kill-leader"):
-        registry.find("kill-everybody")
+        catalogue.find("kill-everybody")
 
 
 def test_a_termination_puts_everything_back(tmp_path: Path) -> None:

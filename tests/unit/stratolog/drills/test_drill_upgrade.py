@@ -15,8 +15,8 @@ from stratolog.drills.core import version_findings
 from stratolog.drills.core.report import PASSED
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.session import run
-from stratolog.drills.kit.two_versions import NEXT, THIS, mixed_shard
 from stratolog.drills.rolling_upgrade import DIRECTIONS, ODD, Direction, mixed
+from stratolog.drills.two_versions import NEXT, THIS, mixed_shard
 
 
 def test_the_drill_passes_and_leaves_nothing(tmp_path: Path) -> None:

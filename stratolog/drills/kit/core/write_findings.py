@@ -6,55 +6,52 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from stratolog.cluster.core.findings import Finding
-from stratolog.drills.core.journal import Journal, Write
 from stratolog.drills.core.log_survey import Claim, Recorded
 from stratolog.drills.core.wording import named
+from stratolog.drills.kit.core.journal import Journal
+from stratolog.drills.kit.core.judging import Aftermath, judge_listing
 
 
-def nothing_lost(journal: Journal, listings: Mapping[str, Mapping[str, int]]) -> Finding:
-    """Judge each node's listing (key -> size): all acknowledged keys must be there, as they were written."""
-    wrong = [
-        f"{node}: {key} has {listing.get(key, 'no')} bytes, {write.size} were acknowledged"
-        for node, listing in listings.items()
-        for key, write in journal.acknowledged.items()
-        if listing.get(key) != write.size
-    ]
-    seen = f"{len(journal.acknowledged)} acknowledged keys on {', '.join(listings)}"
-    return Finding(
-        question="every acknowledged write is on every replica",
-        holds=not wrong and bool(journal.acknowledged) and bool(listings),
-        seen=named(wrong) if wrong else seen,
-    )
+def writes_hold(
+    journal: Journal, listings: Mapping[str, Mapping[str, int]], found: Aftermath | None = None
+) -> tuple[Finding, Finding]:  # fmt: skip
+    """Judge each node's listing (key -> size): nothing is lost, and nothing invented.
 
-
-def nothing_invented(journal: Journal, listings: Mapping[str, Mapping[str, int]]) -> Finding:
-    """Judge whether nodes have only keys that the load tried to write, and all nodes the same."""
-    wrong = [
-        f"{node}: {key}"
-        for node, listing in listings.items()
-        for key, size in listing.items()
-        if journal.tried.get(key) != size
-    ]
-    if not wrong and len({tuple(sorted(listing.items())) for listing in listings.values()}) > 1:
-        wrong = ["the replicas list different keys"]
-    unknown = len(journal.tried) - len(journal.acknowledged)
-    return Finding(
-        question="the replicas hold nothing that was not written, and the same keys",
-        holds=not wrong,
-        seen=named(wrong) if wrong else f"{unknown} writes without an acknowledgement, {len(journal.failures)} failed",
-    )
+    All acknowledged keys must be there, as they were written; else only keys that the load tried to write, and on all
+    nodes the same. ``found`` is what the log has already told.
+    """
+    found = found or Aftermath()
+    for node, listing in listings.items():
+        judge_listing(found, node, listing, [journal])
+    lost, strange = found.told("lost"), found.told("unexpected")
+    if not lost and not strange and len({tuple(sorted(listing.items())) for listing in listings.values()}) > 1:
+        strange = ["the replicas list different keys"]
+    held = f"{len(journal.acknowledged)} acknowledged keys on {', '.join(listings)}"
+    unknown = len(journal.keys) - len(journal.acknowledged)
+    tried = f"{unknown} writes without an acknowledgement, {len(journal.failures)} failed"
+    return (
+        Finding(
+            question="every acknowledged write is on every replica",
+            holds=not lost and bool(journal.acknowledged) and bool(listings), seen=named(lost) if lost else held,
+        ),
+        Finding(
+            question="the replicas hold nothing that was not written, and the same keys", holds=not strange,
+            seen=named(strange) if strange else tried,
+        ),
+    )  # fmt: skip
 
 
 def applied_once(
-    calls: Mapping[bytes, Sequence[Recorded]], late_calls: Mapping[bytes, int],
+    calls: Mapping[bytes, Sequence[Recorded]], late_calls: Mapping[bytes, int], twice: Sequence[str],
     listings: Mapping[str, Mapping[str, int]], counters: Mapping[str, Mapping[str, int]],
 ) -> Finding:  # fmt: skip
     """Judge from the log's results and the replicas' counters whether any call had two effects.
 
+    ``twice`` names the calls and keys that the log has oftener than was asked.
+
     A call that was logged for late validation may be in the log twice. Only the rows then tell, and counters are rows.
     """
-    twice = [call.hex() for call, found in calls.items() if sum(result.recorded for result in found) > 1]
-    wrong = [f"call {call} has several results in the log" for call in twice]
+    wrong = list(twice)
     for node, listing in listings.items():
         expected = {"used_bytes": sum(listing.values()), "used_namespace": len(listing)}
         if counters.get(node) != expected:
@@ -74,13 +71,8 @@ def failover_s(journal: Journal, fault_s: float, claims: Sequence[Claim], old_te
     later = [claim for claim in claims if claim.term > old_term]
     if not later:
         return None
-    moments = [write.acknowledged_s for write in by_later_leader(journal, later[0])]
-    return min(moments) - fault_s if moments else None
-
-
-def by_later_leader(journal: Journal, claim: Claim) -> list[Write]:
-    """Return the acknowledged writes that were executed under a claim or a later one."""
-    return [write for write in journal.acknowledged.values() if write.index > claim.index_before]
+    later_acks = [ack for ack in journal.acknowledged.values() if ack.index > later[0].index_before]
+    return min(ack.at_ms for ack in later_acks) / 1000 - fault_s if later_acks else None
 
 
 def failed_over(victim: str, successor: str, pause_s: float | None) -> Finding:
@@ -95,7 +87,7 @@ def failed_over(victim: str, successor: str, pause_s: float | None) -> Finding:
 
 def pause_after(journal: Journal, fault_s: float) -> float:
     """Return the longest pause between two acknowledgements, in seconds, from the last one before the fault on."""
-    moments = sorted(write.acknowledged_s for write in journal.acknowledged.values())
+    moments = sorted(ack.at_ms / 1000 for ack in journal.acknowledged.values())
     before = [moment for moment in moments if moment <= fault_s][-1:] or [fault_s]
     after = [moment for moment in moments if moment > fault_s]
     return max((later - earlier for earlier, later in pairwise([*before, *after])), default=0.0)

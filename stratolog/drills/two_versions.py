@@ -20,7 +20,7 @@ from om_processors.execution.late import OMExecutor
 from om_processors.execution.requests import LATE_REQUEST_TYPES
 from om_processors.execution.service import OM_FAMILIES, OMService, refusal_response
 from om_processors.namespace.context import Contexts
-from producers.requests.keys import fit_blocks, session_of
+from producers.requests.keys import session_of
 from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.execution.service import Executed, Proposal
@@ -34,7 +34,6 @@ from schemas.codecs.codec import decode_as, encode
 from schemas.records.log import LATE_MODE
 from schemas.records.messages import (
     SHARD_COMMANDS,
-    CommitKey,
     CreateBucket,
     CreateKey,
     CreateVolume,
@@ -49,6 +48,7 @@ from schemas.records.messages import (
 from stratolog.drills.core.log_digest import Sums, unsigned
 from stratolog.drills.core.report import StepFailed
 from stratolog.drills.kit.taps import now_ms
+from stratolog.drills.kit.writer import commit_of
 
 CLUSTER = "drill"
 PIPELINES = ("pipeline-1",)
@@ -232,12 +232,7 @@ def some_requests(shard: MixedShard) -> Iterator[Response]:
         yield opened
         if opened.status == codes.OK:
             session = session_of(opened)
-            yield shard.do(
-                CommitKey(
-                    volume=VOLUME, bucket=BUCKET, key=key, session_id=session.session_id, size=size,
-                    blocks=fit_blocks(session.blocks, size),
-                )
-            )  # fmt: skip
+            yield shard.do(commit_of((VOLUME, BUCKET), key, size, session))
     yield shard.do(DeleteKey(volume=VOLUME, bucket=BUCKET, key="plain"))
     yield shard.do(RenameKey(volume=VOLUME, bucket=BUCKET, from_key="dir/file", to_key="dir/renamed"))
 

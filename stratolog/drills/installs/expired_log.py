@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from stratolog.cluster.installs import install_words
-from stratolog.drills.core import install_findings, write_findings
-from stratolog.drills.kill_follower import follower_of
+from stratolog.drills.core import install_findings
+from stratolog.drills.kit.aftermath import judge_at_rest
+from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.load import Load, listed, own_load
-from stratolog.drills.kit.own_stack import SHARD, own_stack, scan_all, trim_log
+from stratolog.drills.kit.load import Load, own_load
+from stratolog.drills.kit.own_stack import SHARD, own_stack, trim_log
 from stratolog.drills.kit.session import Session
 
 WRITES = 100
@@ -24,28 +25,19 @@ TIMES = ("first", "second")
 def run(session: Session, cluster: Cluster) -> None:
     """Run the drill."""
     with own_stack(session, cluster.settings, "expired-log", detached=cluster.detached) as own:
-        victim = follower_of(own, SHARD)
+        victim = own.follower_of(SHARD)
         with own_load(session, own, "expired-log", SHARD) as load:
             load.wait_more(WRITES)
             for time in TIMES:
                 said = _be_away(session, own, victim, load, time)
             session.find(install_findings.saved(said))
-            with session.step("stop the load, and scan every replica"):
-                load.stop()
-                scans = scan_all(own)
-                listings = {name: listed(own, name, load.volume) for name in own.names}
-            session.find(
-                install_findings.scans_equal(scans),
-                write_findings.nothing_lost(load.journal, listings),
-                write_findings.nothing_invented(load.journal, listings),
-            )
-            session.figures["acknowledged_writes"] = len(load.journal.acknowledged)
+            judge_at_rest(session, own, SHARD, load)
 
 
 def _be_away(session: Session, own: Cluster, victim: str, load: Load, time: str) -> dict[str, Any] | None:
     """Kill a node, trim the log, start the node again; return what it says of its install."""
     with session.step(f"SIGKILL {victim}, for the {time} time"):
-        start_again = own.kill(session, victim)
+        start_again = own.take(session, victim, ProcessFault.KILL)
     load.wait_more(WRITES)
     with session.step("delete the log's records before the leader's position") as found:
         first = trim_log(own)

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from stratolog.cluster.installs import install_words
 from stratolog.drills.core import install_findings
-from stratolog.drills.kill_follower import follower_of
-from stratolog.drills.kit.aftermath import judge_load
+from stratolog.drills.kit.aftermath import judged_load, scan_all
+from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.load import own_load
-from stratolog.drills.kit.own_stack import SHARD, lose_disk, own_stack, scan_all
+from stratolog.drills.kit.own_stack import SHARD, lose_disk, own_stack
 from stratolog.drills.kit.session import Session
-from stratolog.drills.kit.taps import ReportTap
 
 WRITES = 100
 
@@ -21,15 +19,12 @@ WRITES = 100
 def run(session: Session, cluster: Cluster) -> None:
     """Run the drill."""
     with own_stack(session, cluster.settings, "bootstrap", detached=cluster.detached) as own:
-        victim = follower_of(own, SHARD)
-        with (
-            ReportTap(own.settings.connection, SHARD) as reports,
-            own_load(session, own, "bootstrap", SHARD) as load,
-        ):
+        victim = own.follower_of(SHARD)
+        with judged_load(session, own, "bootstrap", SHARD) as (load, judge):
             load.wait_more(WRITES)
             before = int(own.view(victim, SHARD)["applied_offset"])
             with session.step(f"SIGKILL {victim}, and delete its folder"):
-                start_again = own.kill(session, victim)
+                start_again = own.take(session, victim, ProcessFault.KILL)
                 lose_disk(own, victim)
             load.wait_more(WRITES)
             with session.step(f"start {victim} again, and wait until it has caught up") as found:
@@ -40,9 +35,10 @@ def run(session: Session, cluster: Cluster) -> None:
                 words = install_words(said) if said else ""
                 found(words)
             load.wait_more(WRITES)
-            judge_load(session, own, SHARD, load, reports, before)
+            judge()
             session.find(
-                install_findings.installed(victim, said, words, before), install_findings.scans_equal(scan_all(own))
+                install_findings.installed(victim, said, words, before),
+                install_findings.scans_equal(scan_all(own, SHARD)),
             )
             if said is not None:
                 session.figures["fetched_bytes"] = float(said["fetched_bytes"])
