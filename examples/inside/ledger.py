@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from replicated_db.core.applying.replica import Identity
 from replicated_db.core.tables.merge import ADD_INT64, decode_int64, encode_int64
-from replicated_db.shell.database import ReplicatedDatabase
+from replicated_db.shell.database.embedded import EmbeddedDatabase
 from replicated_db.shell.kafka.kafka_log import KafkaLog
 from replicated_db.shell.rocks import RocksStore
 from replicated_db.shell.startup import check_topics
@@ -45,10 +44,10 @@ def own_topic(brokers: str) -> Iterator[str]:
 
 
 @contextmanager
-def replica(node: str, brokers: str, topic: str, folder: Path) -> Iterator[ReplicatedDatabase]:
+def replica(node: str, brokers: str, topic: str, folder: Path) -> Iterator[EmbeddedDatabase]:
     """Open one replica: its rows are in RocksDB, its log is the topic's partition 0."""
     log = KafkaLog(brokers, topic, 0, check_topics(brokers, topic, ()).log_topic_id)
-    database = ReplicatedDatabase.open(
+    database = EmbeddedDatabase.open(
         Identity(cluster=topic, shard=0, shards=1, node=node),
         FAMILIES,
         [ADD_INT64],
@@ -62,12 +61,12 @@ def replica(node: str, brokers: str, topic: str, folder: Path) -> Iterator[Repli
         database.close()
 
 
-def balance(database: ReplicatedDatabase, account: str) -> int:
+def balance(database: EmbeddedDatabase, account: str) -> int:
     """Return an account's balance as this replica has it now."""
     return decode_int64(database.get("balances", account.encode()))
 
 
-def transfer(database: ReplicatedDatabase, source: str, target: str, cents: int) -> int:
+def transfer(database: EmbeddedDatabase, source: str, target: str, cents: int) -> int:
     """Move money, both sides or neither; return the managed index of the request."""
     legs = ((source, -cents), (target, cents))
     operations = [
@@ -92,9 +91,7 @@ def main(brokers: str = "127.0.0.1:9092") -> int:
             south.lead()
             print(f"south leads: the transfer has index {transfer(south, 'a-1', 'a-2', 2_500)}")
             with replica("north", brokers, topic, Path(scratch)) as north:
-                deadline = time.monotonic() + WAIT_S
-                while north.replica.position.index < south.replica.position.index and time.monotonic() < deadline:
-                    time.sleep(0.05)
+                north.await_index(south.replica.position.index, WAIT_S)
                 print(f"Ada {balance(north, 'a-1')}, Bert {balance(north, 'a-2')}")
                 equal = north.replica.digests.total() == south.replica.digests.total()
                 print("the replicas are equal" if equal else "the replicas DIFFER")
