@@ -18,7 +18,7 @@ import replicated_db.shell.database as database_package
 from replicated_db.core.applying.replica import Identity
 from replicated_db.core.errors import AheadOfLog, NeedsCheckpoint, Refused, StopProcess, WrongCluster
 from replicated_db.core.leading.leader import LeaderLimits
-from replicated_db.core.ports import Store
+from replicated_db.core.ports import LogBounds, Store
 from replicated_db.core.tables.column_families import Families
 from replicated_db.core.tables.memory import ManualClock, MemoryLog, MemoryStore, SequenceIds
 from replicated_db.core.tables.merge import ADD_INT64, MAX_BYTES, decode_int64, encode_int64
@@ -350,6 +350,28 @@ def test_a_restart_on_rocksdb(start: Callable[..., Ledger], tmp_path: Path):
     lead(again)
     assert done(again.deposit("alice", 7)) == 3
     assert again.balance("alice") == 12
+
+
+class OldEnd(MemoryLog):
+    """A log whose broker is cut off from the others when it is asked first: it serves an old end."""
+
+    asked = 0
+
+    def bounds(self) -> LogBounds:
+        self.asked += 1
+        return LogBounds(0, 1) if self.asked == 1 else super().bounds()
+
+
+def test_a_start_waits_for_a_broker_that_knows_what_the_replica_has_read(
+    start: Callable[..., Ledger], tmp_path: Path, clock: ManualClock, log: MemoryLog
+):
+    first = lead(start("a", store=rocks(tmp_path, "kept")))
+    done(first.open_account("alice", "Alice"))
+    first.database.close()
+    behind = OldEnd(clock, entries=log.entries)
+    again = start("a", store=rocks(tmp_path, "kept"), log=behind)
+    assert behind.asked > 1
+    assert again.accounts() == ["alice"]
 
 
 @pytest.mark.parametrize("kept", [0, 2])
