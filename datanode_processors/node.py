@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import threading
 import time
 from functools import partial
@@ -23,7 +22,6 @@ from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.blocks.blocks_together import BlocksTogether
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
-from datanode_processors.follower import PipelineFollower, follow, make_app, place_group
 from datanode_processors.heartbeats import Heartbeats
 from datanode_processors.http_api import DatanodeHttpApi
 from datanode_processors.layout import LAYOUT_VERSION, DataFolder, LayoutRefused, open_folder
@@ -39,25 +37,23 @@ from datanode_processors.wire.wire_tls import WireTls
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell import logs
-from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
-from replicated_db.shell.bootstrap.transfer_pages import TransferPages
-from replicated_db.shell.logs import Notes
-from replicated_db.shell.process import calm_collector, closing, end_soon, fatal, keep_freed_memory, when_brokers_answer
+from replicated_db.shell.database.host import DatabaseHost, HostSettings
+from replicated_db.shell.process import calm_collector, end_soon, fatal, keep_freed_memory, when_brokers_answer
 from replicated_db.shell.reports import AuditReports
-from replicated_db.shell.rolling_scrub import RollingScrub
 from replicated_db.shell.startup import Topics, WrongSetting, check_topics
 from replicated_db.shell.system import SystemClock
-from replicated_db.shell.trimming.log_trimming import LogTrimLoop
-from replicated_db.shell.trimming.trim_pages import TrimPages
 from schemas import stream_errors as codes
 from schemas.codecs.reference import validate_schemas
 from schemas.records.datanode import ClosePipeline
 from schemas.sharding import MAX_PIPELINES
 from schemas.topics import DN_AUDIT, DN_HEARTBEATS, DN_LOG, UNCOMPRESSED
 from transport.waiting.deadline import Deadline
+from transport.web.http_guard import HttpGuard
 
 PREPARE_TIMEOUT_S = 60.0
 POLL_S = 0.1
+FLOWING_WAIT_MS = 2
+"""How long a broker may gather records. It is short because a client's watch waits for every member."""
 
 log = logging.getLogger("stratolog.node")
 
@@ -83,29 +79,22 @@ class DatanodeProcess:
         )
         wire_tls = None if config.tls is None else WireTls(config.tls)
         self.blocks_together = BlocksTogether(self.blocks)
-        self.pipelines = Pipelines(
-            config, self.blocks, topics.log_topic_id, clock=self.clock, note=self._note, fatal=fatal,
-            opened=self._take_blocks_again, tls=wire_tls,
+        self.outbox = AuditReports(config.bootstrap_servers, DN_AUDIT, self.clock, log.warning, fatal)
+        self.host = DatabaseHost(host_settings(config, topics), self.outbox, clock=self.clock, fatal=fatal)
+        self.pipelines = Pipelines(config, self.blocks, self.host, opened=self._take_blocks_again, tls=wire_tls)
+        self.outbox.observe = self.pipelines.on_record
+        pipeline_trimming(self.host, self.pipelines.table)
+        self.pipelines.open_known()
+        self.app = self.host.make_app(
+            "dn-follower", host=config.host, port=config.http_port, data_dir=config.data_dir,
+            guard=HttpGuard(config.secret, config.http_hosts, secure=config.tls is not None),
+            partitions=self.partitions, follows=(), placed=self.partitions, flowing_wait_ms=FLOWING_WAIT_MS,
         )  # fmt: skip
-        self.notes = Notes(self.pipelines.replicas)
-        self.transfers = TransferDesk(
-            config.node, self.pipelines.replicas, self._leads, bytes_per_s=config.bootstrap_bytes_per_s,
-            note=self._note,
-        )  # fmt: skip
-        self.trimming = pipeline_trimming(config, topics.log_topic_id, self.pipelines, self.clock, self._holds)
-        self.trim_loop = LogTrimLoop(self.trimming, config.trim_log_after_ms, self._note, fatal)
-        self.outbox = AuditReports(
-            config.bootstrap_servers, DN_AUDIT, self.clock, log.warning, fatal, self.pipelines.on_record
-        )
-        self.pipelines.open_known(self.outbox)
-        self.app = make_app(config, secrets.token_hex(4), fatal, partitions=self.partitions)
-        replicas = dict(self.pipelines.replicas)
-        when_brokers_answer(partial(place_group, config, self.app.conf.id, replicas, self.partitions))
-        self.block_tokens = BlockTokenGuard(self.clock.wall_ms, self._note) if config.block_tokens else None
+        self.block_tokens = BlockTokenGuard(self.clock.wall_ms, self.host.note) if config.block_tokens else None
         try:
             self.server = StreamServer(
                 name=config.node, cluster=config.cluster, host=config.host, port=config.port, blocks=self.blocks,
-                small_blocks=self.blocks_together, pipelines=self.pipelines, note=self._note,
+                small_blocks=self.blocks_together, pipelines=self.pipelines, note=self.host.note,
                 limits=WireLimits(max_streams=config.datanode_max_streams), tls=wire_tls, block_tokens=self.block_tokens,
             )  # fmt: skip
         except OSError as error:
@@ -117,53 +106,30 @@ class DatanodeProcess:
         )  # fmt: skip
         self.reports = BlockReports(
             self.blocks, node=config.node, cluster=config.cluster, clock=self.clock,
-            send=self.outbox.send, note=self._note,
-            fatal=fatal,
+            send=self.outbox.send, note=self.host.note, fatal=fatal,
         )  # fmt: skip
         self.scrubber = Scrubber(
             self.blocks, self.pipelines.committed_blocks, self.pipelines.repair,
             cursor_file=config.data_dir / CURSOR_FILE, round_s=config.block_scrub_interval_ms / 1000,
         )  # fmt: skip
-        self.rolling_scrub = RollingScrub(
-            self.pipelines.replicas.values, self.outbox, config.scrub_within_ms, self._note, fatal, what="pipeline"
-        )
         self._scrubbing = threading.Thread(target=self._scrub, name="block-scrub", daemon=True)
         self._ending: threading.Timer | None = None
         self._attach()
-
-    def _note(self, message: str, **fields: Any) -> None:
-        self.notes.info(message, **fields)
-
-    def _leads(self, partition: int) -> bool:
-        loop = self.pipelines.loops.get(partition)
-        return loop is not None and loop.leading
-
-    def _holds(self, partition: int) -> tuple[int, ...]:
-        """Return the offsets from which transfers of this datanode still need a pipeline's log."""
-        held = self.transfers.holds(partition)
-        return () if held is None else (held,)
 
     def _is_prepared(self) -> bool:
         return self.folder.layout.upgrade_prepared
 
     def _attach(self) -> None:
         """Give the app its follower and its pages."""
-        config, pipelines, app = self.config, self.pipelines, self.app
-        PipelineFollower(
-            config, pipelines.replicas, pipelines.loops, pipelines.follower_logs, self.outbox, self._note, fatal
-        ).attach(app)
+        config, host, app = self.config, self.host, self.app
+        host.attach(app)
         status = DatanodeStatus(
-            config, self.blocks, pipelines, self.server.snapshot, lambda: self.heartbeats.sent, self._is_prepared,
-            self.transfers, lambda: self.scrubber.counts, self.block_tokens, self.rolling_scrub.told,
+            config, self.blocks, self.pipelines, self.server.snapshot, lambda: self.heartbeats.sent, self._is_prepared,
+            host.transfers, lambda: self.scrubber.counts, self.block_tokens, host.rolling_scrub.told,
         )  # fmt: skip
-        figures = DatanodeHttpApi(pipelines.replicas, status, self.prepare_upgrade, fatal)
+        figures = DatanodeHttpApi(host.replicas, status, self.prepare_upgrade, fatal)
         figures.attach(app)
-        server: Any = app.web
-        transfers = TransferPages(self.transfers)
-        transfers.attach(server.web_app)
-        trims = TrimPages(self.trimming, fatal)
-        trims.attach(server.web_app)
-        self._end_pages = [figures.close, transfers.close, trims.close]
+        host.end_pages.append(figures.close)
         # Hand over while the follower still runs: requests in flight become effective and are answered.
         app.on_before_shutdown.connect(self._hand_over)
 
@@ -174,12 +140,10 @@ class DatanodeProcess:
     def start(self) -> None:
         """Begin elections, verification and heartbeats."""
         self.pipelines.start(
-            partial(follow, self.app, self.pipelines.loops), self.heartbeats.changed, self.reports.barrier,
-            self.scrubber.pace.took,
+            self.host.follow, self.heartbeats.changed, self.reports.barrier, self.scrubber.pace.took
         )  # fmt: skip
         self.heartbeats.start()
-        self.trim_loop.start()
-        self.rolling_scrub.start()
+        self.host.start()
         if self.config.block_scrub_interval_ms:
             self._scrubbing.start()
 
@@ -190,8 +154,7 @@ class DatanodeProcess:
             fatal(error)
 
     def _stop_serving(self) -> None:
-        self.trim_loop.close()
-        self.rolling_scrub.stop()
+        self.host.stop()
         self.scrubber.stop()
         self.reports.stop()
         self.server.stop()
@@ -203,14 +166,7 @@ class DatanodeProcess:
         if self._ending is not None:
             self._ending.cancel()
         self._stop_serving()
-        closing()
-        for end in self._end_pages:
-            end()
-        self.transfers.close()
-        self.trimming.close()
-        self.blocks_together.close()
-        self.outbox.close()
-        self.pipelines.close()
+        self.host.close(self.blocks_together.close, self.pipelines.close)
         self.folder.close()
 
     # -- upgrades --------------------------------------------------------------------------------------------------
@@ -274,6 +230,17 @@ def run(config: DatanodeConfig) -> None:
     finally:
         node.close()
         _end_of_threads()
+
+
+def host_settings(config: DatanodeConfig, topics: Topics) -> HostSettings:
+    """Return what a datanode hosts: pipelines, each a shard of ``dn.log``."""
+    return HostSettings(
+        node=config.node, cluster=config.cluster, bootstrap_servers=config.bootstrap_servers, log_topic=DN_LOG,
+        audit_topic=DN_AUDIT, topic_id=topics.log_topic_id, shards=MAX_PIPELINES, what="pipeline",
+        secret=config.secret, tls=config.tls, bootstrap_records=config.bootstrap_records,
+        bootstrap_bytes_per_s=config.bootstrap_bytes_per_s, scrub_within_ms=config.scrub_within_ms,
+        trim_log_after_ms=config.trim_log_after_ms,
+    )  # fmt: skip
 
 
 def _folder(config: DatanodeConfig) -> DataFolder:

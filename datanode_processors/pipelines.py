@@ -48,9 +48,7 @@ from datanode_processors.wire.wire import opening_of
 from datanode_processors.wire.wire_tls import WireTls
 from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.log.position import Position
-from replicated_db.core.ports import Clock, Log
-from replicated_db.shell.leader_loop import LeaderLoop, Publisher
-from replicated_db.shell.logs import Note
+from replicated_db.shell.database.host import DatabaseHost
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key
 from schemas.codecs.codec import decode_as
@@ -95,14 +93,18 @@ class Pipelines:
     """All pipelines of this datanode, used by many threads: connections, the follower's event loop, leaders."""
 
     def __init__(
-        self, config: DatanodeConfig, blocks: BlockStore, topic_id: str, *, clock: Clock, note: Note,
-        fatal: Callable[[BaseException], None], opened: Callable[[], None], tls: WireTls | None = None,
+        self, config: DatanodeConfig, blocks: BlockStore, host: DatabaseHost, *, opened: Callable[[], None],
+        tls: WireTls | None = None,
     ) -> None:  # fmt: skip
-        """``opened`` is called before a pipeline is opened that was not known; ``tls``: how others are called."""
+        """``host`` has the databases, ``opened`` is called before a pipeline is opened that was not known.
+
+        ``tls``: how others are called.
+        """
         self._config = config
         self._look_s = min(LOOK_INTERVAL_S, config.pipeline_watchdog_ms / 1000 / LOOKS_PER_WATCHDOG)
         self._blocks = blocks
-        self._fatal = fatal
+        self._fatal = fatal = host.fatal
+        note = host.note
         self._changed: Callable[[], None] = lambda: None
         self._scanned: Callable[[Pipeline, Position], None] = lambda _, __: None
         self._stopping = threading.Event()
@@ -120,20 +122,19 @@ class Pipelines:
             tls=tls,
         )  # fmt: skip
         self._opening = PipelineOpening(
-            config, blocks, topic_id, self.table, clock=clock, note=note, fatal=fatal, opened=opened,
-            wanted=self.verifier.verify, added=self.verifier.add,
+            config, blocks, host, self.table, opened=opened, wanted=self.verifier.verify, added=self.verifier.add
         )  # fmt: skip
-        self._log_requests = LogRequests(config, self.table, clock, tls)
+        self._log_requests = LogRequests(config, self.table, host.clock, tls)
         self._answers = BlockAnswers(blocks, self.table, self.verifier, self.copies, self.upkeep)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
-    def open_known(self, outbox: Publisher) -> None:
+    def open_known(self) -> None:
         """Open the pipelines of the registry.
 
         Raises StopProcess kinds, LogUnavailable, OSError or ValueError for a bad registry.
         """
-        self._opening.open_known(outbox)
+        self._opening.open_known()
 
     def start(
         self, follow: Callable[[int], None], changed: Callable[[], None], scanned: Callable[[Pipeline, Position], None],
@@ -167,30 +168,13 @@ class Pipelines:
         self.upkeep.stop()
 
     def close(self) -> None:
-        """Close the stores."""
+        """Close the connections to leaders."""
         self._log_requests.close()
-        for pipeline in self.all():
-            pipeline.close()
 
     @property
     def installs(self) -> PipelineInstalls:
         """The pipelines whose replica is installed from a member."""
         return self._opening.installs
-
-    @property
-    def replicas(self) -> dict[int, Replica]:
-        """The replicas by partition; it grows as pipelines are opened."""
-        return self._opening.replicas
-
-    @property
-    def loops(self) -> dict[int, LeaderLoop]:
-        """The leaders' loops by partition; it grows as pipelines are opened."""
-        return self._opening.loops
-
-    @property
-    def follower_logs(self) -> dict[int, Log]:
-        """The follower's logs by partition; it grows as pipelines are opened."""
-        return self._opening.follower_logs
 
     @property
     def forwarded(self) -> int:

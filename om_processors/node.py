@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +27,7 @@ from om_processors.execution.late import OMExecutor
 from om_processors.execution.service import OM_FAMILIES, OMService
 from om_processors.fleet.heartbeats import FleetView, LatestAllocation
 from om_processors.fleet.leader_duties import LeaderDuties
-from om_processors.follower import OMFollower, guard_of, make_app, place_group
+from om_processors.fleet.log_trimming import member_addresses
 from om_processors.identity.identities import Identities
 from om_processors.identity.readers import ReaderGuard
 from om_processors.identity.token_issuer import BlockTokenIssuer
@@ -49,42 +48,38 @@ from om_processors.serving.http_api import OMHttpApi
 from om_processors.serving.leadership_api import LeadershipApi
 from om_processors.serving.node_status import NodeStatus
 from om_processors.serving.request_metrics import RequestMetrics
-from om_processors.serving.snapshot_diff_api import SnapshotDiffApi
+from om_processors.serving.snapshot_diff_api import OPEN_POSTS, SnapshotDiffApi
 from om_processors.serving.snapshot_reads import SnapshotReads
 from om_processors.serving.write_audit import WriteAudit
 from om_processors.snapdiff.diff_jobs import DiffJobs
 from om_processors.snapshots.checkpoints import CheckpointName, RocksCheckpoints
 from om_processors.snapshots.open_snapshots import OpenSnapshots
 from om_processors.startup import allowed_session_timeout_ms, check_topics, tell_auth
-from replicated_db.core.applying.replica import Identity, Offered, Replica
+from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.bootstrap.peer_choice import ServingPeer
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.leading.leader import Effective, LeaderLimits
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell import logs
-from replicated_db.shell.bootstrap.opening import BootstrapPolicy, open_replica
 from replicated_db.shell.bootstrap.opening_web import OpeningWeb
-from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
-from replicated_db.shell.bootstrap.transfer_pages import TransferPages
-from replicated_db.shell.follower import rest_while_leading
-from replicated_db.shell.kafka.kafka_log import Headers, KafkaLog
-from replicated_db.shell.leader_loop import LeaderLoop
-from replicated_db.shell.logs import Notes
-from replicated_db.shell.process import calm_collector, closing, end_soon, fatal, when_brokers_answer
+from replicated_db.shell.database.database import DatabaseService
+from replicated_db.shell.database.host import DatabaseHost, HostSettings
+from replicated_db.shell.kafka.kafka_log import Headers
+from replicated_db.shell.process import calm_collector, end_soon, fatal, when_brokers_answer
 from replicated_db.shell.rocks import RocksStore
-from replicated_db.shell.rolling_scrub import RollingScrub
 from replicated_db.shell.system import SystemClock, SystemIds
-from replicated_db.shell.trimming.trim_pages import TrimPages
 from schemas.codecs.reference import validate_schemas
 from schemas.column_families import INLINE_TABLE
 from schemas.records.log import Batch, RequestBatch, RequestPosition
 from schemas.settings.table import AUTH_SIGNED
 from schemas.sharding import SYSTEM_SHARD
-from schemas.topics import OM_LOG
+from schemas.topics import OM_AUDIT, OM_LOG
+from transport.web.http_guard import HttpGuard
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
+    from replicated_db.shell.tracing.follower_spans import FollowerSpans
     from replicated_db.shell.tracing.leader_spans import LeaderSpans
 
 log = logging.getLogger("stratolog.node")
@@ -105,46 +100,29 @@ class OMNode:
         self.outbox = KafkaOutbox(config.bootstrap_servers, self.clock, log.warning, fatal, self._applied)
         self.metrics = {shard: RequestMetrics() for shard in range(config.shards)}
         self.write_audit = WriteAudit(config.node, config.data_dir) if config.write_audit else None
-        self.logs = {
-            shard: KafkaLog(config.bootstrap_servers, OM_LOG, shard, topic_id, self._headers_of(shard))
-            for shard in range(config.shards)
-        }
-        # The follower needs its own to fill gaps: a log serves one thread.
-        self.follower_logs = {
-            shard: KafkaLog(config.bootstrap_servers, OM_LOG, shard, topic_id) for shard in range(config.shards)
-        }
         self.allocation = LatestAllocation()
         self._ending: threading.Timer | None = None
         self.contexts = {shard: self._contexts_of(shard) for shard in range(config.shards)}
-        self.replicas: dict[int, Replica] = {}
-        self.loops: dict[int, LeaderLoop] = {}
-        self.notes = Notes(self.replicas)
-        self.transfers = TransferDesk(
-            config.node, self.replicas, self._leads, bytes_per_s=config.bootstrap_bytes_per_s, note=self.notes.info
-        )
-        self.transfer_pages = TransferPages(self.transfers)
-        self._end_pages: list[Callable[[], None]] = [self.transfer_pages.close]
+        self.backlogs = {shard: Backlog(max_queued=config.max_queued_requests) for shard in range(config.shards)}
+        self.host = DatabaseHost(host_settings(config, topic_id), self.outbox, clock=self.clock, fatal=fatal)
+        self.replicas, self.loops = self.host.replicas, self.host.loops
         self.identities = self._identities()
         self.block_tokens = self._block_token_issuer()
         self.opening = self._opening_web().start()
         for shard in range(config.shards):  # each is served to others from here on, while the next ones are opened
-            self.replicas[shard] = self._open(shard)
+            self._open(shard)
             self.opening.is_open(shard)
         self.fleet = self._fleet_view() if config.datanodes else None
-        self.backlogs = {shard: Backlog(max_queued=config.max_queued_requests) for shard in range(config.shards)}
-        self.snapshot_preparer = SnapshotPreparer(self.replicas, self.clock, self.notes.info, fatal)
-        self.loops.update({shard: self._loop(shard) for shard in range(config.shards)})
+        note = self.host.note
+        self.snapshot_preparer = SnapshotPreparer(self.replicas, self.clock, note, fatal)
         self.pulse = Pulse(self.clock)
-        self.leadership = Leadership(config, self.loops, self.pulse.ago_ms, self.notes.info, fatal)
+        self.leadership = Leadership(config, self.loops, self.pulse.ago_ms, note, fatal)
         databases = {shard: self._database(shard) for shard in range(config.shards)}
         self.open_snapshots = OpenSnapshots(RocksCheckpoints(databases, OM_FAMILIES.names))
         self.duties = LeaderDuties(
-            config, topic_id, self.loops, self.fleet, self.clock, SystemIds(), self.notes.info, fatal,
-            self._checkpoint_removed, self._holds,
-        )  # fmt: skip
-        self.rolling_scrub = RollingScrub(
-            self.replicas.values, self.outbox, config.scrub_within_ms, self.notes.info, fatal
+            config, self.loops, self.fleet, self.clock, SystemIds(), note, fatal, self._checkpoint_removed
         )
+        self.host.trim_with(self.duties.ask_base, partial(member_addresses, config))
         self.flusher = Flusher(self.replicas.values(), config.late_flush_interval_ms, fatal)
         self.consistency = Consistency(config, self.replicas, self.loops, fatal)
         self.door = DirectDoor(
@@ -183,47 +161,27 @@ class OMNode:
     def _opening_web(self) -> OpeningWeb:
         config = self.config
         return OpeningWeb(
-            config.node, config.address_host, config.address_port, self.transfer_pages,
+            config.node, config.address_host, config.address_port, self.host.transfer_pages,
             [guard_of(config).middleware(), *self._reader_guards()], replicas=config.shards,
             opened=lambda: len(self.replicas), tls=config.tls,
         )  # fmt: skip
 
-    def _leads(self, shard: int) -> bool:
-        loop = self.loops.get(shard)
-        return loop is not None and loop.leading
-
     def _database(self, shard: int) -> Path:
         return self.config.data_dir / f"shard-{shard}"
-
-    def _holds(self, shard: int) -> tuple[int, ...]:
-        """Return the offsets from which transfers of this node still need a shard's log."""
-        held = self.transfers.holds(shard)
-        return () if held is None else (held,)
 
     def _checkpoint_removed(self, shard: int, name: str) -> None:
         """Close the checkpoint if it is open: an open file keeps its place on the disk."""
         self.open_snapshots.drop(CheckpointName(shard, name))
 
-    def _open(self, shard: int) -> Replica:
-        config = self.config
-        database = self._database(shard)
-        identity = Identity(cluster=config.cluster, shard=shard, shards=config.shards, node=config.node)
-        executor = OMExecutor(self.contexts[shard])
-
-        def make() -> Replica:
-            store = RocksStore(database, OM_FAMILIES.names, kept=CHECKPOINT_PREFIX, blobs=(INLINE_TABLE,))
-            try:
-                return Replica(identity, OM_FAMILIES, store, threading.RLock(), executor, threading.Lock())
-            except BaseException:
-                store.close()
-                raise
-
-        policy = BootstrapPolicy(
-            peers=lambda: [ServingPeer(name, address) for name, address in config.peers], secret=config.secret,
-            tls=config.tls,
-            records=config.bootstrap_records,
+    def _open(self, shard: int) -> None:
+        database, peers = self._database(shard), self.config.peers
+        place = self.host.place(
+            shard, database, OM_FAMILIES,
+            lambda: RocksStore(database, OM_FAMILIES.names, kept=CHECKPOINT_PREFIX, blobs=(INLINE_TABLE,)),
+            executor=OMExecutor(self.contexts[shard]), headers=self._headers_of(shard),
         )  # fmt: skip
-        return open_replica(database, make, self.logs[shard], policy, partial(self._opening_note, shard))
+        policy = self.host.policy(lambda: [ServingPeer(name, address) for name, address in peers])
+        self.host.open(place, policy, partial(self._opening_note, shard), self._service(shard))
 
     def _opening_note(self, shard: int, text: str) -> None:
         log.info(text)
@@ -240,32 +198,25 @@ class OMNode:
 
     def _fleet_view(self) -> FleetView:
         system = self.replicas[SYSTEM_SHARD]
-        return FleetView(self.config, system, self.allocation, self.clock, self.notes.info, fatal)
+        return FleetView(self.config, system, self.allocation, self.clock, self.host.note, fatal)
 
-    def _loop(self, shard: int) -> LeaderLoop:
-        config, replica = self.config, self.replicas[shard]
+    def _service(self, shard: int) -> DatabaseService:
+        config = self.config
         gateway = Gateway(shard=shard, node=config.node, secret=config.secret, identities=self.identities)
-        return LeaderLoop(
-            replica,
-            self.logs[shard],
-            OMService(self.contexts[shard]),
-            LeaderLimits(barrier_interval_ms=config.barrier_interval_ms, scrub_interval_ms=config.scrub_interval_ms),
-            clock=self.clock,
-            ids=SystemIds(),
-            address=config.address,
-            outbox=self.outbox,
-            intake=partial(self._intake, shard, gateway),
-            cluster=config.cluster,
-            replicas=config.replicas,
-            hint=lambda: replica.request_position,
-            on_settled=partial(self._on_settled, shard),
+        return DatabaseService(
+            executes=OMService(self.contexts[shard]), intake=partial(self._intake, shard, gateway), outbox=self.outbox,
+            reports=self.outbox,
+            limits=LeaderLimits(
+                barrier_interval_ms=config.barrier_interval_ms, scrub_interval_ms=config.scrub_interval_ms
+            ),
+            address=config.address, replicas=config.replicas, on_settled=partial(self._on_settled, shard),
             spans=self.spans.get(shard),
         )  # fmt: skip
 
     def _intake(self, shard: int, gateway: Gateway, hint: RequestPosition | None) -> RequestIntake:
         intake = RequestIntake(
             bootstrap_servers=self.config.bootstrap_servers, shard=shard, gateway=gateway,
-            outbox=self.outbox, clock=self.clock, hint=hint, log=partial(self.notes.info, shard=shard),
+            outbox=self.outbox, clock=self.clock, hint=hint, log=partial(self.host.note, shard=shard),
             backlog=self.backlogs[shard], beat=self.loops[shard].beat,
             may_take_snapshot=partial(self.snapshot_preparer.may_take, shard),
             on_close=lambda: self.door.closed(shard), spans=self.spans.get(shard),
@@ -288,23 +239,17 @@ class OMNode:
 
     def app(self) -> faust.App:
         """Return the Faust app with the followers and the HTTP API."""
-        app = make_app(self.config, secrets.token_hex(4), fatal, self._reader_guards())
-        when_brokers_answer(partial(place_group, self.config, app.conf.id, self.replicas))
-        follower = OMFollower(
-            self.config, self.replicas, self.loops, self.follower_logs, self.outbox, self.notes.info, fatal
-        )
-        if self._tracer is not None:
-            from replicated_db.shell.tracing.follower_spans import FollowerSpans
-
-            follower.spans = FollowerSpans(self._tracer)
-        follower.attach(app)
+        config, host = self.config, self.host
+        app = host.make_app(
+            "om-follower", host=config.address_host, port=config.address_port, data_dir=config.data_dir,
+            guard=guard_of(config), partitions=config.shards, middlewares=self._reader_guards(),
+        )  # fmt: skip
+        host.attach(app, None if self._tracer is None else _follower_spans(self._tracer))
         transport: Any = app.transport
         self.consistency.hurry = transport.hurry
-        for loop in self.loops.values():
-            rest_while_leading(app, OM_LOG, loop)
         status = NodeStatus(
             self.config, self.replicas, self.loops, self.leadership.roles, self.metrics, self.backlogs,
-            self.rolling_scrub.told,
+            host.rolling_scrub.told,
         )  # fmt: skip
         snapshots = SnapshotReads(self.config.node, self.replicas, self.open_snapshots)
         reads = OMHttpApi(self.replicas, self.consistency, status, snapshots, fatal, self.block_tokens)
@@ -317,11 +262,8 @@ class OMNode:
             self.config, self.replicas[SYSTEM_SHARD], self.consistency, self.fleet, self.block_tokens
         ).attach(app)  # fmt: skip
         server: Any = app.web
-        self.transfer_pages.attach(server.web_app)
         self.door.attach(server.web_app)
-        trims = TrimPages(self.duties.trimming, fatal)
-        trims.attach(server.web_app)
-        self._end_pages += [reads.close, diffs.close, trims.close]
+        host.end_pages += [reads.close, diffs.close]
         self.pulse.attach(app)
         server.listening = self.opening.hand_over()
         # Hand over while the followers and the HTTP API still run: readers ask this node until another one leads.
@@ -339,24 +281,38 @@ class OMNode:
         if self._ending is not None:
             self._ending.cancel()
         self.leadership.stop()
+        self.host.stop()
         self.duties.close()
-        self.rolling_scrub.stop()
         self.snapshot_diffs.close()
-        closing()
-        self.opening.close()
-        for end in self._end_pages:
-            end()
-        self.transfers.close()
-        self.snapshot_preparer.close()
-        self.outbox.close()
+        closed = [self.opening.close, self.snapshot_preparer.close, self.flusher.stop, self.open_snapshots.close]
         if self.write_audit is not None:
-            self.write_audit.close()
-        self.flusher.stop()
-        self.open_snapshots.close()
-        for replica in self.replicas.values():
-            with replica.lock:
-                replica.flush()
-                replica.store.close()
+            closed.append(self.write_audit.close)
+        self.host.close(*closed)
+
+
+def host_settings(config: NodeConfig, topic_id: str) -> HostSettings:
+    """Return what a node hosts: every shard of ``om.log``."""
+    return HostSettings(
+        node=config.node, cluster=config.cluster, bootstrap_servers=config.bootstrap_servers, log_topic=OM_LOG,
+        audit_topic=OM_AUDIT, topic_id=topic_id, shards=config.shards, members=frozenset(config.replicas),
+        secret=config.secret, tls=config.tls, bootstrap_records=config.bootstrap_records,
+        bootstrap_bytes_per_s=config.bootstrap_bytes_per_s, scrub_within_ms=config.scrub_within_ms,
+        trim_log_after_ms=config.trim_log_after_ms,
+    )  # fmt: skip
+
+
+def guard_of(config: NodeConfig) -> HttpGuard:
+    """Return the guard of a node's HTTP server."""
+    return HttpGuard(
+        config.secret, config.http_hosts, OPEN_POSTS, secure=config.tls is not None, signed=config.auth == AUTH_SIGNED
+    )
+
+
+def _follower_spans(tracer: Tracer) -> FollowerSpans:
+    """Return what makes the spans of records that followers apply."""
+    from replicated_db.shell.tracing.follower_spans import FollowerSpans
+
+    return FollowerSpans(tracer)
 
 
 def _leader_spans(tracer: Tracer, shards: int) -> dict[int, LeaderSpans]:
@@ -386,7 +342,7 @@ def run(config: NodeConfig, tracer: Tracer | None = None) -> None:
     node.flusher.start()
     node.leadership.start()
     node.duties.start()
-    node.rolling_scrub.start()
+    node.host.start()
     try:
         worker.execute_from_commandline()
     finally:

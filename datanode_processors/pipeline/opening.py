@@ -13,8 +13,8 @@ from collections.abc import Callable
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.chunk_store import ChunkReader
-from datanode_processors.pipeline.core.block_tables import pipeline_row
+from datanode_processors.pipeline.chunk_store import ChunkReader, ChunkStore
+from datanode_processors.pipeline.core.block_tables import DN_FAMILIES, pipeline_row
 from datanode_processors.pipeline.core.member_registry import (
     Adopt,
     MemberRegistry,
@@ -26,29 +26,25 @@ from datanode_processors.pipeline.core.member_registry import (
 )
 from datanode_processors.pipeline.core.request_checks import check_members
 from datanode_processors.pipeline.installs import PipelineInstalls, PipelineToInstall
-from datanode_processors.pipeline.pipeline import Pipeline, folder_of, member_replica
+from datanode_processors.pipeline.pipeline import Pipeline, folder_of
 from datanode_processors.pipeline.pipeline_table import PipelineTable
 from datanode_processors.pipeline.registry import REGISTRY, read_registry, write_registry
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.bootstrap.peer_choice import ServingPeer
 from replicated_db.core.errors import StopProcess
-from replicated_db.core.ports import Clock, Log, LogUnavailable
+from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell.bootstrap.opening import BootstrapPolicy, ReplicaToOpen, look_at
-from replicated_db.shell.kafka.kafka_log import KafkaLog
-from replicated_db.shell.leader_loop import LeaderLoop, Publisher
-from replicated_db.shell.logs import Note
+from replicated_db.shell.database.host import DatabaseHost
 from schemas import stream_errors as codes
 from schemas.records.datanode import OpenPipeline, PipelineRow
-from schemas.topics import DN_LOG
 
 
 class PipelineOpening:
     """Opens the pipelines of one datanode; for many threads."""
 
     def __init__(
-        self, config: DatanodeConfig, blocks: BlockStore, topic_id: str, pipelines: PipelineTable, *, clock: Clock,
-        note: Note, fatal: Callable[[BaseException], None], opened: Callable[[], None],
-        wanted: Callable[[Pipeline, bytes], None], added: Callable[[Pipeline], None],
+        self, config: DatanodeConfig, blocks: BlockStore, host: DatabaseHost, pipelines: PipelineTable, *,
+        opened: Callable[[], None], wanted: Callable[[Pipeline, bytes], None], added: Callable[[Pipeline], None],
     ) -> None:  # fmt: skip
         """``opened`` is called before an unknown pipeline is opened, ``added`` after each opening.
 
@@ -56,31 +52,23 @@ class PipelineOpening:
         """
         self._config = config
         self._blocks = blocks
-        self._topic_id = topic_id
+        self._host = host
         self._pipelines = pipelines
-        self._clock = clock
-        self._note = note
-        self._fatal = fatal
         self._opened = opened
         self._wanted = wanted
         self._added = added
-        self._outbox: Publisher | None = None
         self._opening = threading.Lock()
         self._lock = threading.Lock()
         self._registry = MemberRegistry()
         self.follow: Callable[[int], None] = lambda _: None
         """Adds a partition to those that are fetched."""
-        self.installs = PipelineInstalls(self._policy, self._on_installed, note, fatal)
-        self.replicas: dict[int, Replica] = {}
-        self.loops: dict[int, LeaderLoop] = {}
-        self.follower_logs: dict[int, Log] = {}
+        self.installs = PipelineInstalls(self._policy, self._on_installed, host.note, host.fatal)
 
-    def open_known(self, outbox: Publisher) -> None:
+    def open_known(self) -> None:
         """Open the pipelines of the registry.
 
         Raises StopProcess kinds, LogUnavailable, OSError or ValueError for a bad registry.
         """
-        self._outbox = outbox
         for opened in read_registry(self._config.data_dir / REGISTRY):
             with self._lock:
                 self._registry.remember(opened)
@@ -144,7 +132,7 @@ class PipelineOpening:
     def _open_replica(self, opened: OpenPipeline) -> bool:
         """Open a replica, and return whether it can be followed. If not, it is installed from a member first."""
         place = self._place(opened.partition)
-        found = look_at(place, self._config.bootstrap_records, self._note)
+        found = look_at(place, self._config.bootstrap_records, self._host.note)
         if isinstance(found, Replica):
             self._opened_replica(opened.partition, place, found)
             return True
@@ -157,22 +145,21 @@ class PipelineOpening:
         return False
 
     def _place(self, partition: int) -> ReplicaToOpen:
-        config = self._config
-        return ReplicaToOpen(
-            database=folder_of(config.data_dir, partition), make=lambda: member_replica(config, partition, self._blocks),
-            log=KafkaLog(config.bootstrap_servers, DN_LOG, partition, self._topic_id), reader=ChunkReader,
+        folder = folder_of(self._config.data_dir, partition)
+        return self._host.place(
+            partition, folder, DN_FAMILIES, lambda: ChunkStore(folder, DN_FAMILIES.names, self._blocks),
+            reader=ChunkReader,
         )  # fmt: skip
 
     def _policy(self, partition: int) -> BootstrapPolicy:
         """Say who may be asked for a checkpoint: the other members, where the last request says that they are."""
-        config = self._config
         with self._lock:
             members = self._registry.asked_for(partition).members
-        peers = [ServingPeer(one.datanode, one.http_address) for one in members if one.datanode != config.node]
-        return BootstrapPolicy(
-            peers=lambda: [peer for peer in peers if peer.address], secret=config.secret, tls=config.tls,
-            records=config.bootstrap_records, searches=1, stopping=lambda: self.installs.is_stopping,
-        )  # fmt: skip
+        own = self._config.node
+        peers = [ServingPeer(one.datanode, one.http_address) for one in members if one.datanode != own]
+        return self._host.policy(
+            lambda: [peer for peer in peers if peer.address], searches=1, stopping=lambda: self.installs.is_stopping
+        )
 
     def _on_installed(self, partition: int, place: ReplicaToOpen, replica: Replica) -> None:
         with self._opening:
@@ -181,22 +168,14 @@ class PipelineOpening:
 
     def _opened_replica(self, partition: int, place: ReplicaToOpen, replica: Replica) -> None:
         """Make the pipeline of an open replica; requests find it from here on."""
-        if self._outbox is None:
-            raise RuntimeError("open_known comes first")
         with self._lock:
             opened = self._registry.asked_for(partition)
-        pipeline = Pipeline(
-            opened, replica, place.log, self._config, self._blocks, self._topic_id, clock=self._clock,
-            outbox=self._outbox, note=self._note, fatal=self._fatal, wanted=self._wanted,
-        )  # fmt: skip
+        pipeline = Pipeline(opened, replica, place.log, self._config, self._blocks, self._host, self._wanted)
         row = pipeline_row(pipeline.store)
         with self._lock:
             self._registry.on_replica(partition)
             if row is not None:
                 self._registry.on_row(row)
-            self.replicas[partition] = replica
-            self.loops[partition] = pipeline.loop
-            self.follower_logs[partition] = pipeline.follower_log
         self._pipelines.put(partition, pipeline)
         self._added(pipeline)
 

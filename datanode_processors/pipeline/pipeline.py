@@ -20,20 +20,18 @@ from typing import Any
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.chunk_store import ChunkStore
 from datanode_processors.pipeline.core.block_service import BlockService
-from datanode_processors.pipeline.core.block_tables import CLOSED, DN_FAMILIES, block_row, pipeline_row
+from datanode_processors.pipeline.core.block_tables import CLOSED, block_row, pipeline_row
 from datanode_processors.pipeline.core.election import Silence, claim_after_ms, tick_interval_ms
 from datanode_processors.pipeline.proposals import HandedOver, Proposals
-from replicated_db.core.applying.replica import Identity, Replica
+from replicated_db.core.applying.replica import Replica
 from replicated_db.core.leading.leader import LeaderLimits
-from replicated_db.core.ports import Clock, Log, LogUnavailable
+from replicated_db.core.ports import Log, LogUnavailable
 from replicated_db.shell.bootstrap.bootstrap import installed_of
 from replicated_db.shell.claiming import UnfitToLead
-from replicated_db.shell.kafka.kafka_log import KafkaLog
-from replicated_db.shell.leader_loop import LeaderLoop, Publisher
-from replicated_db.shell.logs import Note
-from replicated_db.shell.system import SystemIds
+from replicated_db.shell.database.database import DatabaseService
+from replicated_db.shell.database.host import DatabaseHost
+from replicated_db.shell.leader_loop import Publisher
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key, block_of_key
 from schemas.records.datanode import (
@@ -45,8 +43,6 @@ from schemas.records.datanode import (
     WatchBlock,
     WatchBlocks,
 )
-from schemas.sharding import MAX_PIPELINES
-from schemas.topics import DN_LOG
 from transport.waiting.deadline import Deadline
 
 MAX_VERIFIED = 65_536
@@ -70,10 +66,9 @@ class Pipeline:
 
     def __init__(
         self, opened: OpenPipeline, replica: Replica, log: Log, config: DatanodeConfig, blocks: BlockStore,
-        topic_id: str, *, clock: Clock, outbox: Publisher, note: Note, fatal: Callable[[BaseException], None],
-        wanted: Callable[[Pipeline, bytes], None],
+        host: DatabaseHost, wanted: Callable[[Pipeline, bytes], None],
     ) -> None:  # fmt: skip
-        """``replica`` is open (``member_replica``) and checked against ``log``, which is the leader's from here on.
+        """``replica`` is open and checked against ``log``, which is the leader's from here on; ``host`` closes it.
 
         ``wanted`` is called with a block that must be verified because somebody waits for it.
         """
@@ -83,9 +78,9 @@ class Pipeline:
         """Notified when a record was applied here, or a block verified."""
         self._config = config
         self._blocks = blocks
-        self._clock = clock
-        self._note = note
-        self._fatal = fatal
+        self._clock = host.clock
+        self._note = host.note
+        self._fatal = host.fatal
         self._wanted = wanted
         self._verified: OrderedDict[bytes, int] = OrderedDict()
         self.unhealthy: dict[bytes, str] = {}
@@ -93,24 +88,26 @@ class Pipeline:
         self.replica = replica
         self.store = replica.store
         self.log = log
-        # The follower's own log, to fill gaps: a log serves one thread.
-        self.follower_log = KafkaLog(config.bootstrap_servers, DN_LOG, self.partition, topic_id)
         self.proposals = Proposals(
-            BlockService(partition=self.partition, node=config.node), outbox, first=self._missing_row
+            BlockService(partition=self.partition, node=config.node), host.reports, first=self._missing_row
         )
-        limits = LeaderLimits(
-            max_batch_bytes=MAX_BATCH_BYTES, max_request_bytes=MAX_REQUEST_BYTES, max_in_flight=MAX_IN_FLIGHT,
-            barrier_interval_ms=config.barrier_interval_ms, scrub_interval_ms=config.datanode_scrub_interval_ms,
-        )  # fmt: skip
-        self.loop = LeaderLoop(
-            self.replica, HandedOver(self.log, self.proposals.handed_over), self.proposals, limits,
-            clock=clock, ids=SystemIds(), address=config.address, outbox=self.proposals, intake=self.proposals.begin,
-            cluster=config.cluster, replicas=self.members, hint=lambda: None,
-        )  # fmt: skip
-        self._silence = Silence(clock.elapsed_ms(), self.replica.records_applied)
+        self.database = host.add(replica, HandedOver(log, self.proposals.handed_over), self._service(host.reports))
+        self.loop = self.database.loop
+        self._silence = Silence(self._clock.elapsed_ms(), self.replica.records_applied)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._ticked_ms = 0
+
+    def _service(self, reports: Publisher) -> DatabaseService:
+        config = self._config
+        return DatabaseService(
+            executes=self.proposals, intake=self.proposals.begin, outbox=self.proposals, reports=reports,
+            limits=LeaderLimits(
+                max_batch_bytes=MAX_BATCH_BYTES, max_request_bytes=MAX_REQUEST_BYTES, max_in_flight=MAX_IN_FLIGHT,
+                barrier_interval_ms=config.barrier_interval_ms, scrub_interval_ms=config.datanode_scrub_interval_ms,
+            ),
+            address=config.address, replicas=self.members,
+        )  # fmt: skip
 
     @property
     def members(self) -> list[str]:
@@ -206,11 +203,6 @@ class Pipeline:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def close(self) -> None:
-        """Close the store; call it when nothing applies records any more."""
-        with self.replica.lock:
-            self.store.close()
-
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def block(self, container_id: int, local_id: int) -> BlockRow | None:
@@ -280,11 +272,11 @@ class Pipeline:
                 verified = self._verified.get(key, 0)
                 if applied and length >= request.length and verified >= request.length:
                     return self._watched(index, length, satisfied=True)
-                left_s = deadline.left_s
-                if not left_s or self._stop.is_set() or (applied and request.bcs_id and length < request.length):
+                vain = applied and request.bcs_id and length < request.length
+                if deadline.has_passed or self._stop.is_set() or vain:
                     return self._watched(index, length, satisfied=False)
                 if length < request.length or verified >= length or asked:
-                    self.changed.wait(min(left_s, WATCH_STEP_S))
+                    self.changed.wait(deadline.sooner(WATCH_STEP_S).left_s)
                     asked = False
                     continue
             asked = True
@@ -361,17 +353,6 @@ class Pipeline:
             "records_applied": replica.records_applied, "records_void": replica.records_void,
             "unhealthy_blocks": unhealthy, "silence_ms": self._silence.ms, "installed": installed_of(self.store),
         }  # fmt: skip
-
-
-def member_replica(config: DatanodeConfig, partition: int, blocks: BlockStore) -> Replica:
-    """Open a pipeline's replica on a member. Raises StoreFailure, WrongCluster."""
-    store = ChunkStore(folder_of(config.data_dir, partition), DN_FAMILIES.names, blocks)
-    identity = Identity(cluster=config.cluster, shard=partition, shards=MAX_PIPELINES, node=config.node)
-    try:
-        return Replica(identity, DN_FAMILIES, store, threading.RLock())
-    except BaseException:
-        store.close()
-        raise
 
 
 def folder_of(data_dir: Path, partition: int) -> Path:

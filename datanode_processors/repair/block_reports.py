@@ -23,7 +23,7 @@ from datanode_processors.repair.scrubber import Pace, read_checksums
 from replicated_db.core.errors import StoreFailure
 from replicated_db.core.log.position import Position
 from replicated_db.core.ports import Clock, StoreSnapshot
-from replicated_db.shell.follower import NO_REPLICA_REPORT
+from replicated_db.shell.database.follower import NO_REPLICA_REPORT
 from replicated_db.shell.logs import Note
 from replicated_db.shell.reports import Headers
 from schemas.codecs.block_rows import block_key

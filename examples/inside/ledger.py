@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from replicated_db.core.applying.replica import Identity
 from replicated_db.core.tables.merge import ADD_INT64, decode_int64, encode_int64
-from replicated_db.shell.database import ReplicatedDatabase
+from replicated_db.shell.database.embedded import EmbeddedDatabase
 from replicated_db.shell.kafka.kafka_log import KafkaLog
 from replicated_db.shell.rocks import RocksStore
 from replicated_db.shell.startup import check_topics
@@ -44,11 +43,10 @@ def own_topic(brokers: str) -> Iterator[str]:
         admin.delete_topics([topic])[topic].result(WAIT_S)
 
 
-@contextmanager
-def replica(node: str, brokers: str, topic: str, folder: Path) -> Iterator[ReplicatedDatabase]:
+def replica(node: str, brokers: str, topic: str, folder: Path) -> EmbeddedDatabase:
     """Open one replica: its rows are in RocksDB, its log is the topic's partition 0."""
     log = KafkaLog(brokers, topic, 0, check_topics(brokers, topic, ()).log_topic_id)
-    database = ReplicatedDatabase.open(
+    return EmbeddedDatabase.open(
         Identity(cluster=topic, shard=0, shards=1, node=node),
         FAMILIES,
         [ADD_INT64],
@@ -56,18 +54,14 @@ def replica(node: str, brokers: str, topic: str, folder: Path) -> Iterator[Repli
         log=log,
         replicas=NODES,
     )
-    try:
-        yield database
-    finally:
-        database.close()
 
 
-def balance(database: ReplicatedDatabase, account: str) -> int:
+def balance(database: EmbeddedDatabase, account: str) -> int:
     """Return an account's balance as this replica has it now."""
     return decode_int64(database.get("balances", account.encode()))
 
 
-def transfer(database: ReplicatedDatabase, source: str, target: str, cents: int) -> int:
+def transfer(database: EmbeddedDatabase, source: str, target: str, cents: int) -> int:
     """Move money, both sides or neither; return the managed index of the request."""
     legs = ((source, -cents), (target, cents))
     operations = [
@@ -79,8 +73,8 @@ def transfer(database: ReplicatedDatabase, source: str, target: str, cents: int)
 def main(brokers: str = "127.0.0.1:9092") -> int:
     """Open two accounts, move money, lose the leader, move more, and compare the replicas."""
     with tempfile.TemporaryDirectory() as scratch, own_topic(brokers) as topic:
-        with replica("south", brokers, topic, Path(scratch)) as south:
-            with replica("north", brokers, topic, Path(scratch)) as north:
+        with closing(replica("south", brokers, topic, Path(scratch))) as south:
+            with closing(replica("north", brokers, topic, Path(scratch))) as north:
                 north.lead()
                 for account, owner in (("a-1", "Ada"), ("a-2", "Bert")):
                     key = account.encode()
@@ -91,10 +85,8 @@ def main(brokers: str = "127.0.0.1:9092") -> int:
             # North is gone. South claims the shard, and continues at the end of the log.
             south.lead()
             print(f"south leads: the transfer has index {transfer(south, 'a-1', 'a-2', 2_500)}")
-            with replica("north", brokers, topic, Path(scratch)) as north:
-                deadline = time.monotonic() + WAIT_S
-                while north.replica.position.index < south.replica.position.index and time.monotonic() < deadline:
-                    time.sleep(0.05)
+            with closing(replica("north", brokers, topic, Path(scratch))) as north:
+                north.await_index(south.replica.position.index, WAIT_S)
                 print(f"Ada {balance(north, 'a-1')}, Bert {balance(north, 'a-2')}")
                 equal = north.replica.digests.total() == south.replica.digests.total()
                 print("the replicas are equal" if equal else "the replicas DIFFER")

@@ -1,5 +1,5 @@
-"""The work that a node does unasked for the shards that it leads: open keys expire, deleted snapshots are purged, the
-log is trimmed; with datanodes, heartbeats and placement. The checkpoints of purged snapshots go on every node.
+"""The work that a node does unasked for the shards that it leads: open keys expire, deleted snapshots are purged; with
+datanodes, heartbeats and placement. The checkpoints of purged snapshots go on every node.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from om_processors.config import NodeConfig
 from om_processors.fleet.datanode_client import Courier
 from om_processors.fleet.heartbeats import FleetView
-from om_processors.fleet.log_trimming import om_log_trimming
+from om_processors.fleet.log_trimming import ask_base
 from om_processors.fleet.open_key_cleanup import OpenKeyCleanupLoop
 from om_processors.fleet.placement_loop import PlacementLoop
 from om_processors.fleet.proposer import Proposer
@@ -19,20 +19,18 @@ from replicated_db.core.ports import Clock, Ids
 from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.logs import Note
 from replicated_db.shell.process import Background
-from replicated_db.shell.trimming.log_trimmer import Holds
-from replicated_db.shell.trimming.log_trimming import LogTrimLoop
 from schemas.sharding import SYSTEM_SHARD
 
 
 class LeaderDuties:
     """The loops of one node, and the proposer and courier that they use.
 
-    ``fleet`` is one of the loops, None without datanodes. ``trimming`` also trims on an operator's word.
+    ``fleet`` is one of the loops, None without datanodes.
     """
 
     def __init__(
-        self, config: NodeConfig, topic_id: str, loops: Mapping[int, LeaderLoop], fleet: FleetView | None, clock: Clock,
-        ids: Ids, note: Note, fatal: Callable[[BaseException], None], on_checkpoint_removed: OnRemoved, holds: Holds,
+        self, config: NodeConfig, loops: Mapping[int, LeaderLoop], fleet: FleetView | None, clock: Clock, ids: Ids,
+        note: Note, fatal: Callable[[BaseException], None], on_checkpoint_removed: OnRemoved,
     ) -> None:  # fmt: skip
         self._proposer = Proposer(
             config.bootstrap_servers, node=config.node, shards=config.shards, clock=clock, ids=ids, log=note,
@@ -40,11 +38,9 @@ class LeaderDuties:
         )  # fmt: skip
         self._courier = Courier(own=config.node, cluster=config.cluster, log=note, tls=config.tls)
         threshold_ms = config.open_key_expire_threshold_ms
-        self.trimming = om_log_trimming(config, topic_id, loops, self._proposer, clock, holds)
         self._background: list[Background] = [
             OpenKeyCleanupLoop(loops, self._proposer, threshold_ms, clock, note, fatal),
             SnapshotCleanupLoop(loops, self._proposer, note, fatal, on_checkpoint_removed),
-            LogTrimLoop(self.trimming, config.trim_log_after_ms, note, fatal),
         ]
         if fleet is not None:
             token_keys = None
@@ -57,6 +53,10 @@ class LeaderDuties:
             )  # fmt: skip
             self._background += [fleet, placing]
 
+    def ask_base(self, shard: int, index: int) -> str:
+        """Have a base logged of a shard that stands at ``index`` (``LogTrimming``)."""
+        return ask_base(self._proposer, shard, index)
+
     def start(self) -> None:
         """Start all loops."""
         for loop in self._background:
@@ -66,6 +66,5 @@ class LeaderDuties:
         """End all loops, then the proposer and the courier."""
         for loop in reversed(self._background):
             loop.close()
-        self.trimming.close()
         self._courier.close()
         self._proposer.close()

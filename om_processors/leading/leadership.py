@@ -39,6 +39,7 @@ from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.logs import Note
 from schemas.result_codes import INVALID_REQUEST
 from schemas.topics import SILENT_BROKER_MS
+from transport.waiting.deadline import Deadline
 
 DRAIN_S = 5.0
 """How long a revocation waits for batches in flight."""
@@ -151,10 +152,10 @@ class Leadership:
 
     def _await_drain(self, threads: Iterable[ShardThread | None]) -> None:
         """Wait for threads that were told to end, DRAIN_S in all; None is a thread that has ended already."""
-        deadline = time.monotonic() + DRAIN_S
+        deadline = Deadline.after_s(DRAIN_S)
         for thread in threads:
             # A thread that stands still will not drain, so the other shards' new leaders need not wait for it.
-            while thread and thread.running and time.monotonic() < deadline and not self._stands_still(thread):
+            while thread and thread.running and not deadline.has_passed and not self._stands_still(thread):
                 thread.thread.join(JOIN_STEP_S)
 
     def _drain(self) -> None:
@@ -237,10 +238,10 @@ class Leadership:
 
     def _await_leading(self, shard: int) -> int:
         """Return the term once this node leads; raises OMError if it does not get to lead."""
-        deadline = time.monotonic() + LEND_TIMEOUT_S
+        deadline = Deadline.after_s(LEND_TIMEOUT_S)
         loop = self._loops[shard]
         while not loop.leading:
-            if not self._machine.has_thread(shard) or time.monotonic() > deadline:
+            if not self._machine.has_thread(shard) or deadline.has_passed:
                 raise OMError(INVALID_REQUEST, f"{self._config.node} could not claim shard {shard}")
             time.sleep(0.001)
         return loop.replica.position.term

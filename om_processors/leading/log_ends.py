@@ -7,13 +7,13 @@ round each is asked for itself, until all have answered again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 
 from replicated_db.core.applying.replica import Replica
 from schemas.topics import OM_LOG
+from transport.waiting.deadline import Deadline
 
 ASK_TIMEOUT_S = 1.0
 """How long one round may take; partitions that are asked after that get no answer this time. The same thread renews
@@ -43,7 +43,7 @@ class LogEnds:
 
     def ask(self, consumer: Consumer, seen: Callable[[Replica, int], None]) -> None:
         """Ask about all shards; ``seen`` is called with each replica and its log's end."""
-        deadline_s = time.monotonic() + ASK_TIMEOUT_S
+        deadline = Deadline.after_s(ASK_TIMEOUT_S)
         lags: dict[int, int | None] = dict(self.lags)  # shards that get no turn keep what was known before
         answered: list[int] = []
         failed: list[int] = []
@@ -52,7 +52,7 @@ class LogEnds:
             end: int | None
             if together is not None:
                 end = together[shard]
-            elif (left_s := min(deadline_s - time.monotonic(), ONE_TIMEOUT_S)) < LEAST_WAIT_S:
+            elif (left_s := deadline.sooner(ONE_TIMEOUT_S).left_s) < LEAST_WAIT_S:
                 break
             else:
                 end = self._end_of_one(consumer, shard, left_s)

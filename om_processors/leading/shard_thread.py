@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 from om_processors.leading.core.leadership_events import ThreadEnd
@@ -11,6 +10,8 @@ from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell.claiming import UnfitToLead
 from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.logs import Note
+from transport.waiting.core.backoff import Backoff
+from transport.waiting.deadline import Deadline
 
 MAX_FAILING_S = 30.0
 """How long a node that owns a shard may fail to claim it before it leaves the group to others."""
@@ -36,7 +37,7 @@ class ClaimPatience:
     @property
     def lasts_s(self) -> float:
         """The present patience, in seconds."""
-        return min(MAX_FAILING_S * (1 << self.left), LONGEST_FAILING_S)
+        return Backoff(first_s=MAX_FAILING_S, last_s=LONGEST_FAILING_S).pause_s(self.left + 1)
 
 
 class ShardThread:
@@ -84,7 +85,7 @@ class ShardThread:
             self._fatal(error)
 
     def _lead(self) -> ThreadEnd:
-        failing_since: float | None = None
+        leaving: Deadline | None = None
         while not self.stop.is_set():
             led = self._loop.times_led
             try:
@@ -92,10 +93,10 @@ class ShardThread:
                     reason = self._loop.lead(self.stop)
                 finally:
                     if self._loop.times_led > led:  # the node has led since, so earlier failures do not count
-                        failing_since, self._patience.left = None, 0
+                        leaving, self._patience.left = None, 0
             except LogUnavailable as error:
-                failing_since = failing_since or time.monotonic()
-                if time.monotonic() - failing_since > self._patience.lasts_s and not self._leaderless():
+                leaving = leaving or Deadline.after_s(self._patience.lasts_s)
+                if leaving.has_passed and not self._leaderless():
                     self._note(
                         f"shard {self.shard}: {error}; leaving the group, so that another node may try",
                         shard=self.shard,

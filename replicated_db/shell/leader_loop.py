@@ -99,18 +99,17 @@ class LeaderLoop:
     def __init__(
         self, replica: Replica, log: Log, service: Service, limits: LeaderLimits, *,
         clock: Clock, ids: Ids, address: str, outbox: Outbox, intake: Callable[[RequestPosition | None], Intake],
-        cluster: str, replicas: Sequence[str], hint: Callable[[], RequestPosition | None],
-        on_settled: Callable[[Effective], None] = lambda _: None, spans: LeaderSpans | None = None,
+        replicas: Sequence[str], on_settled: Callable[[Effective], None] = lambda _: None,
+        spans: LeaderSpans | None = None,
     ) -> None:  # fmt: skip
+        """``intake`` opens the intake of a claim, given the request that the replica applied last, if that is known."""
         self.replica = replica
         self.log = log
         self._limits = limits
         self._clock = clock
         self._outbox = outbox
         self._intake = intake
-        self._cluster = cluster
         self._replicas = replicas
-        self._hint = hint
         self._claimer = Claimer(
             replica, log, service, limits, clock=clock, ids=ids, address=address,
             on_turn=self._on_turn, on_offered=self._publish,
@@ -204,7 +203,7 @@ class LeaderLoop:
             return "another candidate was faster"
         self._held = ()
         self.beat(ANSWER_WAIT_S)
-        intake = self._taking = self._intake(self._hint())
+        intake = self._taking = self._intake(self.replica.request_position)
         try:
             self._nonce = leader.nonce
             self._read_indexes.open()
@@ -228,7 +227,7 @@ class LeaderLoop:
             self._outbox.publish(self.replica, outcome)
 
     def _serve(self, leader: Leader, appender: Appender, intake: Intake, stop: Event) -> None:
-        self._append(appender, [leader.genesis(self._cluster, self._replicas)])
+        self._append(appender, [leader.genesis(self.replica.identity.cluster, self._replicas)])
         while True:
             self.beat()
             if self.replica.evidence is not None:

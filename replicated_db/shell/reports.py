@@ -65,11 +65,11 @@ class AuditReports:
         self, bootstrap_servers: Brokers, topic: str, clock: Clock, log: Callable[[str], None],
         fatal: Callable[[BaseException], None], observe: Callable[[Replica, Offered], None] | None = None,
     ) -> None:  # fmt: skip
-        """``observe`` is called with every counting record that this process applies, on the thread that applies it."""
         self._topic = topic
         self._fatal = fatal
         self._clock = clock
-        self._observe = observe
+        self.observe = observe
+        """Called with every counting record that this process applies, on the thread that applies it."""
         self._lock = Lock()
         self._scrubbing: set[int] = set()
         self._scanned: dict[int, dict[int, int]] = {}
@@ -99,8 +99,8 @@ class AuditReports:
 
     def publish(self, replica: Replica, outcome: Offered) -> None:
         """Publish evidence at once, digests at a barrier, and a scrub's digests when its scan has ended."""
-        if self._observe is not None:
-            self._observe(replica, outcome)
+        if self.observe is not None:
+            self.observe(replica, outcome)
         if outcome.evidence is not None:
             self._report(replica, "evidence", outcome.position, Digests(replica.families), outcome.evidence)
         if outcome.digests is not None:

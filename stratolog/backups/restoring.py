@@ -37,6 +37,7 @@ from replicated_db.shell.backup.shard_restore import (
 )
 from replicated_db.shell.bootstrap.install import finish
 from replicated_db.shell.bootstrap.telling import Telling
+from replicated_db.shell.database.database import replica_of
 from replicated_db.shell.kafka.kafka_log import KafkaLog
 from replicated_db.shell.process import when_brokers_answer
 from replicated_db.shell.rocks import RocksReader, RocksStore
@@ -343,12 +344,8 @@ def _maker(settings: Settings, shard: int) -> MakeReplica:
     executor = OMExecutor(Contexts(shard=shard, shards=settings.shards, pipelines=settings.pipelines))
 
     def make(database: Path) -> Replica:
-        store = RocksStore(database, OM_FAMILIES.names, kept=CHECKPOINT_PREFIX)
-        try:
-            return Replica(identity, OM_FAMILIES, store, executor=executor)
-        except BaseException:
-            store.close()
-            raise
+        store = partial(RocksStore, database, OM_FAMILIES.names, kept=CHECKPOINT_PREFIX)
+        return replica_of(identity, OM_FAMILIES, store, executor)
 
     return make
 

@@ -179,7 +179,7 @@ class OneLeader:
                 bootstrap_servers=kafka.bootstrap_servers, shard=0, gateway=gateway, outbox=self.outbox,
                 clock=clock, hint=hint, log=print, backlog=Backlog(max_queued=10_000),
             ),
-            cluster="stratolog", replicas=["om1"], hint=lambda: self.replica.request_position,
+            replicas=["om1"],
         )  # fmt: skip
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None

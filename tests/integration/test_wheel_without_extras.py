@@ -56,7 +56,7 @@ NODES = tuple(
     for name in (
         "om_processors.node",
         "datanode_processors.node",
-        "replicated_db.shell.follower",
+        "replicated_db.shell.database.host",
         "spark_streaming.jobs.audit_stream",
         "spark_streaming.jobs.audit_batch",
         "local.stack",

@@ -17,7 +17,6 @@ from typing import Any
 from om_processors.execution.late import OMExecutor
 from om_processors.execution.service import OM_FAMILIES, OMService
 from om_processors.fleet.snapshot_cleanup import SnapshotCheckpoints
-from om_processors.follower import OMFollower
 from om_processors.intake.direct_calls import DirectCalls
 from om_processors.intake.gateway import Gateway, Received, resume_offset
 from om_processors.intake.request_reader import RESUME_BACK_MS
@@ -35,6 +34,8 @@ from replicated_db.core.tables.digests import Digests
 from replicated_db.core.tables.memory import MemoryStore
 from replicated_db.core.trimming.places import MemberPlace
 from replicated_db.shell.claiming import UnfitToLead
+from replicated_db.shell.database.database import DatabaseService, ReplicatedDatabase
+from replicated_db.shell.database.follower import Follower
 from replicated_db.shell.kafka.faust_transport import BEYOND_END_WAIT_S
 from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.read_index import NotLeading, ReadIndex
@@ -42,6 +43,7 @@ from replicated_db.shell.startup import check_replica
 from schemas.codecs.codec import encode
 from schemas.records.log import RequestPosition
 from schemas.records.messages import Request
+from schemas.topics import OM_AUDIT, OM_LOG
 from tests.simulation.broker import EVER_MS, LogView, RequestPartition
 from tests.simulation.scheduler import Killed, Scheduler, Task
 from tests.support.local.secret import SECRET
@@ -57,14 +59,6 @@ FETCH_WAIT_MS = 500
 START_MS = 1_750_000_000_000
 CHOICE_MS = 50
 """So long a node has one picture of the pipelines."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What the follower reads of a node's settings."""
-
-    node: str
-    replicas: tuple[str, ...] = NAMES
 
 
 class Store(MemoryStore):
@@ -275,7 +269,8 @@ class Node:
         self.store = Store()
         self.replica: Replica
         self.loop: LeaderLoop
-        self.follower: OMFollower
+        self.database: ReplicatedDatabase
+        self.follower: Follower
         self.cleanup: SnapshotCheckpoints
         self.intake: Intake | None = None
         """The intake of a node that leads, or takes itself for the leader."""
@@ -327,16 +322,16 @@ class Node:
         executor = OMExecutor(self._contexts())
         self.replica = Replica(self.identity, OM_FAMILIES, self.store, executor=executor)
         outbox: Any = Outbox(self)
-        self.loop = LeaderLoop(
-            self.replica, self.log, self.service, LIMITS, clock=self.clock, ids=self.ids, address=self.name,
-            outbox=outbox, intake=lambda hint: Intake(self, hint), cluster=CLUSTER, replicas=NAMES,
-            hint=lambda: self.replica.request_position,
+        service = DatabaseService(
+            executes=self.service, intake=lambda hint: Intake(self, hint), outbox=outbox, reports=outbox, limits=LIMITS,
+            address=self.name, replicas=NAMES,
         )  # fmt: skip
-        settings: Any = Settings(node=self.name)
-        self.follower = OMFollower(
-            settings, {0: self.replica}, {0: self.loop}, {0: self.log}, outbox, lambda *_, **__: None, self._fatal,
+        self.database = ReplicatedDatabase(
+            self.replica, self.log, service, clock=self.clock, ids=self.ids, members=frozenset(NAMES),
             now_s=lambda: self.scheduler.now_ms / 1000, sleep=self._sleep,
         )  # fmt: skip
+        self.loop = self.database.loop
+        self.follower = Follower(OM_LOG, OM_AUDIT, {0: self.database}, lambda *_, **__: None, self._fatal)
         self.cleanup = SnapshotCheckpoints(self.replica, lambda *_, **__: None)
 
     def crash(self, lost_writes: int = 0) -> None:
@@ -418,12 +413,12 @@ class Node:
             self._wait_for_records()
             for entry in self._fetched():
                 self.fetch_offset = entry.offset + 1
-                if self.follower.leaves_to_leader(0, entry.value):
+                if self.database.leaves_to_leader(entry.value):
                     continue
-                if self.follower.has_gap(0, entry.offset):
+                if self.database.has_gap(entry.offset):
                     self.seen["gap filled"] += 1
-                    self.follower._guard(self.follower.fill, 0, entry.offset)
-                self.follower._guard(self.follower.apply, 0, entry.offset, entry.value)
+                    self.database.fill(entry.offset)
+                self.database.apply(entry.offset, entry.value)
 
     def _fetched(self) -> list[Entry]:
         """Fetch from the consumer's place, or from the replica's, if the log was trimmed behind it (``faust_transport``)."""

@@ -91,15 +91,8 @@ class WantsCheckpoint:
     why: str
 
 
-def open_replica(
-    database: Path, make: Callable[[], Replica], log: Log, policy: BootstrapPolicy, note: Note
-) -> Replica:  # fmt: skip
-    """Return a replica that is checked against its log.
-
-    ``make`` opens the database in ``database``; it is called as often as needed. Raises NoPeerServes, and what
-    ``make``, ``check_replica`` and ``bootstrap`` raise.
-    """
-    place = ReplicaToOpen(database=database, make=make, log=log)
+def open_replica(place: ReplicaToOpen, policy: BootstrapPolicy, note: Note) -> Replica:
+    """Return a replica that is checked against its log. Raises what ``look_at`` and ``catch_up`` raise."""
     found = look_at(place, policy.records, note)
     return found if isinstance(found, Replica) else catch_up(place, found, policy, note)
 

@@ -26,6 +26,7 @@ from typing import Any
 from aiohttp import web
 
 from schemas.privilege import ClusterSecret
+from stratolog.drills.kit import catalogue
 from stratolog.errors import Unavailable, UserError
 from stratolog.ui.core.board import board_of
 from stratolog.ui.core.judged_tail import ChainMark
@@ -111,7 +112,7 @@ class DashboardServer:
 
     async def _page(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002 - aiohttp's signature
         settings = self._watch.settings
-        drills = [registry.find(name) for name in STARTABLE]
+        drills = [catalogue.find(name) for name in STARTABLE]
         return _html(rendered(
             "page.html", cluster=settings.cluster, shards=settings.shards, drills=drills, about_a_shard=ABOUT_A_SHARD
         ))  # fmt: skip

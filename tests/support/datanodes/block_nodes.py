@@ -17,7 +17,6 @@ from datanode_processors.pipelines import Pipelines
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.peer import Peer
 from datanode_processors.wire.server import StreamServer
-from replicated_db.shell.system import SystemClock
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key, encode_block_row
 from schemas.codecs.codec import encode
@@ -33,6 +32,7 @@ from schemas.records.datanode import (
     WatchBlock,
 )
 from tests.support.datanodes.checksums import checksums_of
+from tests.support.datanodes.hosts import LocalHost
 from tests.support.om.dict_transaction import DictTables
 
 CELL = 4096
@@ -123,15 +123,8 @@ class Node:
             bootstrap_servers="",
             data_dir=folder / name,
         )
-        self.pipelines = Pipelines(
-            self.config,
-            self.store,
-            "",
-            clock=SystemClock(),
-            note=self._note,
-            fatal=fatal or self._fatal,
-            opened=lambda: None,
-        )
+        host = LocalHost(self.config, note=self._note, fatal=fatal)
+        self.pipelines = Pipelines(self.config, self.store, host, opened=lambda: None)
         if member:
             self.replica.put(row_of())
             replica: Any = self.replica
@@ -145,10 +138,6 @@ class Node:
 
     def _note(self, message: str, **_: Any) -> None:
         self.notes.append(message)
-
-    @staticmethod
-    def _fatal(error: BaseException) -> None:
-        raise error
 
     def write(self, data: bytes = DATA, local_id: int = BLOCK) -> None:
         with self.store.open_writer(CONTAINER, local_id, 0, CELL) as writer:

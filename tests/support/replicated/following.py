@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from replicated_db.core.applying.evidence import audit_report
 from replicated_db.core.applying.replica import Offered
 from replicated_db.core.tables.memory import SequenceIds
-from replicated_db.shell.follower import Feed, Follower
-from replicated_db.shell.leader_loop import LeaderLoop
+from replicated_db.shell.database.database import DatabaseService, ReplicatedDatabase
+from replicated_db.shell.database.follower import Follower
 from schemas.codecs.codec import encode
 from schemas.records.messages import Evidence
 from tests.support.replicated.kit import LIMITS, NODES, Kit, Shard
@@ -18,22 +19,29 @@ from tests.support.replicated.kit import LIMITS, NODES, Kit, Shard
 class Following:
     """A follower of one node of a shard; the shard's leader is n1."""
 
-    def __init__(self, node: str = "n2", shard: Shard | None = None) -> None:
+    def __init__(
+        self, node: str = "n2", shard: Shard | None = None, members: Sequence[str] = NODES, log_topic: str = "log",
+        audit_topic: str = "audit",
+    ) -> None:  # fmt: skip
         self.shard = shard or Shard()
         self.replica = self.shard.nodes[node].replica
         self.notes: list[tuple[str, dict[str, int]]] = []
         self.errors: list[BaseException] = []
         self.published: list[tuple[Any, Offered]] = []
         outbox: Any = self
-        self.loop = LeaderLoop(
-            self.replica, self.shard.log, Kit(), LIMITS, clock=self.shard.clock, ids=SequenceIds(seed=9), address="",
-            outbox=outbox, intake=self._no_intake, cluster="test", replicas=NODES, hint=lambda: None,
+        service = DatabaseService(
+            executes=Kit(), intake=self._no_intake, outbox=outbox, reports=outbox, limits=LIMITS, address="",
+            replicas=NODES,
         )  # fmt: skip
-        self.follower = Follower(
-            Feed(node=node, log_topic="log", audit_topic="audit", members=frozenset(NODES)),
-            {0: self.replica}, {0: self.loop}, {0: self.shard.log}, outbox,
-            lambda text, **at: self.notes.append((text, at)), self.errors.append,
+        self.database = ReplicatedDatabase(
+            self.replica, self.shard.log, service, clock=self.shard.clock, ids=SequenceIds(seed=9), note=self._note,
+            members=frozenset(members),
         )  # fmt: skip
+        self.loop = self.database.loop
+        self.follower = Follower(log_topic, audit_topic, {0: self.database}, self._note, self.errors.append)
+
+    def _note(self, text: str, **at: Any) -> None:
+        self.notes.append((text, at))
 
     def _no_intake(self, _: Any) -> Any:
         raise AssertionError("this node does not lead")

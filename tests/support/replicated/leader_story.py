@@ -71,7 +71,7 @@ class Story:
         script: Any = self
         self.loop = LeaderLoop(
             self.node.replica, self.log, Kit(), limits, clock=self.clock, ids=SequenceIds(seed=3), address="n1:1",
-            outbox=script, intake=self.open, cluster="test", replicas=NODES, hint=lambda: None,
+            outbox=script, intake=self.open, replicas=NODES,
             on_settled=self.settled.append,
         )  # fmt: skip
 

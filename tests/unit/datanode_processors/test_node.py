@@ -21,6 +21,7 @@ from datanode_processors.layout import DataFolder, open_folder
 from datanode_processors.node import CannotStart, DatanodeProcess
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.core.tables.memory import MemoryLog
+from replicated_db.shell.database import host as host_module
 from replicated_db.shell.startup import Topics, WrongSetting
 from replicated_db.shell.system import SystemClock
 from schemas import stream_errors as codes
@@ -68,7 +69,7 @@ def died(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     """What would have ended the process."""
     found: list[BaseException] = []
     monkeypatch.setattr(module, "fatal", found.append)
-    monkeypatch.setattr(module, "closing", lambda: None)
+    monkeypatch.setattr(host_module, "closing", lambda: None)
     return found
 
 
@@ -79,8 +80,7 @@ def make(
     made: list[DatanodeProcess] = []
     clock: Any = SystemClock()
     log = MemoryLog(clock)
-    for part in ("opening", "pipeline"):
-        monkeypatch.setattr(f"datanode_processors.pipeline.{part}.KafkaLog", lambda *_: log)
+    monkeypatch.setattr(host_module, "KafkaLog", lambda *_: log)
 
     def begin(**changes: Any) -> DatanodeProcess:
         config = config_of(tmp_path, broker.bootstrap_servers, **changes)
@@ -195,12 +195,12 @@ def test_the_rows_of_its_pipelines_are_read_again_and_a_changed_one_is_told(
     monkeypatch.setattr(
         node.outbox, "scanned", lambda replica, found: told.append((replica.identity.shard, dict(found)))
     )
-    node.rolling_scrub.start()
+    node.host.start()
     eventually(lambda: len(told) > 1)
     assert set(map(str, told)) == {str((PARTITION, {}))}
     pipeline.store.write([(PIPELINE_TABLE, b"behind its back", b"x")])
     eventually(lambda: len(told[-1][1]) == 1)
-    last = node.rolling_scrub.last(PARTITION)
+    last = node.host.rolling_scrub.last(PARTITION)
     assert last is not None
     assert last.rows > 0
 
@@ -224,8 +224,7 @@ def test_before_a_node_ends_it_serves_no_more_but_answers_from_its_stores(
     pipeline = leading(node)
     assert pipeline._thread.daemon
     node.heartbeats.start()
-    node.trim_loop.start()
-    node.rolling_scrub.start()
+    node.host.start()
     node._scrubbing.start()
     asyncio.run(node._hand_over())
     eventually(lambda: not SERVING & {thread.name for thread in threading.enumerate()})
@@ -236,16 +235,16 @@ def test_before_a_node_ends_it_serves_no_more_but_answers_from_its_stores(
 def test_a_datanode_knows_which_pipelines_it_leads(make: Make) -> None:
     node = make()
     leading(node)
-    assert node._leads(PARTITION)
-    assert not node._leads(PARTITION + 1), "no pipeline of this datanode"
+    assert node.host.leads(PARTITION)
+    assert not node.host.leads(PARTITION + 1), "no pipeline of this datanode"
 
 
 def test_a_log_is_held_from_where_a_transfer_still_needs_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     node = make()
-    assert node._holds(PARTITION) == ()
-    monkeypatch.setattr(node.transfers, "holds", {PARTITION: 0}.get)
-    assert node._holds(PARTITION) == (0,), "from the very beginning"
-    assert node._holds(PARTITION + 1) == ()
+    assert node.host.holds(PARTITION) == ()
+    monkeypatch.setattr(node.host.transfers, "holds", {PARTITION: 0}.get)
+    assert node.host.holds(PARTITION) == (0,), "from the very beginning"
+    assert node.host.holds(PARTITION + 1) == ()
 
 
 def test_an_upgrade_is_not_prepared_while_a_replica_is_installed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,16 +286,17 @@ def test_the_group_of_a_process_begins_behind_what_its_replicas_have(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     placed: list[Any] = []
-    monkeypatch.setattr(module, "place_group", lambda *given: placed.append(given))
+    monkeypatch.setattr(host_module, "place_group", lambda servers, group, **given: placed.append((group, given)))
     node = make()
-    assert placed == [(node.config, node.app.conf.id, {}, PARTITIONS)]
+    topics = {"log_topic": DN_LOG, "audit_topic": DN_AUDIT, "partitions": PARTITIONS}
+    assert placed == [(node.app.conf.id, {**topics, "replicas": {}})]
     leading(node)
     node.close()
     again = make()
-    ((config, group, replicas, _),) = placed[1:]
-    assert (config, group) == (again.config, again.app.conf.id)
-    assert list(replicas) == [PARTITION]
-    assert group != placed[0][1], "each process has a group of its own"
+    ((group, given),) = placed[1:]
+    assert group == again.app.conf.id
+    assert list(given["replicas"]) == [PARTITION]
+    assert group != placed[0][0], "each process has a group of its own"
 
 
 def test_a_node_has_pages_and_hands_over_before_its_worker_ends(make: Make) -> None:
@@ -320,7 +320,7 @@ def test_a_node_has_pages_and_hands_over_before_its_worker_ends(make: Make) -> N
 def test_what_a_node_says_of_a_shard_is_logged(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     node = make()
     with caplog.at_level(logging.INFO):
-        node._note("as if", shard=PARTITION)
+        node.host.note("as if", shard=PARTITION)
     assert "as if" in caplog.text
 
 
@@ -329,7 +329,7 @@ def test_stores_are_closed_when_nothing_serves_any_more(make: Make, monkeypatch:
     node.start()
     closed: list[str] = []
     parts: dict[str, Any] = {
-        "transfers": node.transfers, "trimming": node.trimming, "blocks together": node.blocks_together,
+        "transfers": node.host.transfers, "trimming": node.host.trimming, "blocks together": node.blocks_together,
         "outbox": node.outbox, "pipelines": node.pipelines, "folder": node.folder,
     }  # fmt: skip
 
@@ -342,13 +342,13 @@ def test_stores_are_closed_when_nothing_serves_any_more(make: Make, monkeypatch:
 
     for name, part in parts.items():
         monkeypatch.setattr(part, "close", told(name, part.close))
-    monkeypatch.setattr(module, "closing", lambda: closed.append("closing"))
+    monkeypatch.setattr(host_module, "closing", lambda: closed.append("closing"))
     monkeypatch.setattr(node.server, "stop", told("server", node.server.stop))
-    pages = {type(end.__self__).__name__: end for end in node._end_pages}  # type: ignore[attr-defined]
-    monkeypatch.setattr(node, "_end_pages", [told(name, end) for name, end in pages.items()])
+    pages = {type(end.__self__).__name__: end for end in node.host.end_pages}  # type: ignore[attr-defined]
+    monkeypatch.setattr(node.host, "end_pages", [told(name, end) for name, end in pages.items()])
     node.close()
     assert closed[:2] == ["server", "closing"], "errors from here on are those of closing"
-    assert closed[2:5] == ["DatanodeHttpApi", "TransferPages", "TrimPages"], "they ask the stores"
+    assert closed[2:5] == ["TransferPages", "TrimPages", "DatanodeHttpApi"], "they ask the stores"
     assert sorted(closed[5:]) == sorted(parts)
     assert closed[-1] == "folder", "another process may take it from here on"
 

@@ -42,6 +42,7 @@ from schemas.records.datanode import (
 )
 from schemas.records.log import Barrier
 from tests.support.datanodes.checksums import checksums_of
+from tests.support.datanodes.hosts import LocalHost
 from tests.support.local.waiting import eventually
 
 PARTITION, CONTAINER, CELL = 3, 256 + 3, 512
@@ -54,7 +55,7 @@ LOOKS = 6
 class World:
     """One datanode, the only member of its pipelines, which learns of all records when they are appended."""
 
-    def __init__(self, folder: Path, container_bytes: int = 1 << 30) -> None:
+    def __init__(self, folder: Path, log: MemoryLog, container_bytes: int = 1 << 30) -> None:
         self.told: list[Any] = []
         self.fatal: list[BaseException] = []
         self.store = BlockStore(folder)
@@ -63,11 +64,9 @@ class World:
             pipeline_watchdog_ms=200, barrier_interval_ms=0, datanode_scrub_interval_ms=0, container_bytes=container_bytes,
             block_scrub_interval_ms=0,
         )  # fmt: skip
-        self.pipelines = Pipelines(
-            self.config, self.store, "", clock=SystemClock(), note=lambda *_, **__: None, fatal=self.fatal.append,
-            opened=lambda: self.told.append("opened"),
-        )  # fmt: skip
-        self.pipelines.open_known(self)
+        self.host = LocalHost(self.config, log, reports=self, fatal=self.fatal.append)
+        self.pipelines = Pipelines(self.config, self.store, self.host, opened=lambda: self.told.append("opened"))
+        self.pipelines.open_known()
 
     def publish(self, replica: Any, outcome: Any) -> None:
         """What is applied, as the outbox of a process is told."""
@@ -106,6 +105,7 @@ class World:
     def end(self) -> None:
         self.pipelines.stop()
         self.pipelines.close()
+        self.host.close_databases()
 
 
 def opening(generation: int = 1) -> OpenPipeline:
@@ -114,17 +114,14 @@ def opening(generation: int = 1) -> OpenPipeline:
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
+def log() -> MemoryLog:
     clock: Any = SystemClock()
-    made = MemoryLog(clock)
-    for module in ("opening", "pipeline"):
-        monkeypatch.setattr(f"datanode_processors.pipeline.{module}.KafkaLog", lambda *_: made)
-    return made
+    return MemoryLog(clock)
 
 
 @pytest.fixture
 def world(tmp_path: Path, log: MemoryLog) -> Iterator[World]:
-    made = World(tmp_path)
+    made = World(tmp_path, log)
     yield made
     made.end()
 
@@ -134,7 +131,7 @@ def test_a_pipeline_that_is_opened_is_followed_led_and_reported(world: World) ->
     assert world.told[:2] == ["opened", PARTITION]
     assert "changed" in world.told
     assert world.pipelines.all() == [pipeline]
-    assert list(world.pipelines.replicas) == list(world.pipelines.loops) == list(world.pipelines.follower_logs) == [3]
+    assert list(world.host.replicas) == list(world.host.loops) == list(world.host.databases) == [3]
     assert pipeline._missing_row() is None, "the leader has brought it to the log"
     length = pipeline.replica.position.index
     assert "is followed" in world.pipelines.handle(opening()).detail
@@ -190,7 +187,7 @@ def test_the_leader_closes_containers_that_hold_enough(
     tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch, container_bytes: int, closed: bool
 ) -> None:
     monkeypatch.setattr(f"{MODULE}.LOOKS_PER_SIZE", 10**9)
-    world = World(tmp_path, container_bytes)
+    world = World(tmp_path, log, container_bytes)
     pipeline = world.leading()
     world.write(cells=2)
     asked: list[Any] = []
@@ -215,7 +212,7 @@ def test_who_does_not_lead_or_is_refused_leaves_full_containers_to_the_next_look
     tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{MODULE}.LOOKS_PER_SIZE", 10**9)
-    world = World(tmp_path, container_bytes=1)
+    world = World(tmp_path, log, container_bytes=1)
     pipeline = world.leading()
     world.write()
     asked: list[Any] = []
@@ -424,11 +421,11 @@ def test_bytes_that_were_fetched_are_those_of_members_and_of_copies(world: World
 
 
 def test_after_a_restart_the_known_pipelines_are_followed_again(tmp_path: Path, log: MemoryLog) -> None:
-    first = World(tmp_path)
+    first = World(tmp_path, log)
     first.leading()
     first.write()
     first.end()
-    again = World(tmp_path)
+    again = World(tmp_path, log)
     assert not again.told, "nothing is followed before the start"
     again.start()
     assert again.told[0] == PARTITION
@@ -459,7 +456,7 @@ def test_a_container_that_need_not_be_closed_hides_no_other(
     tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{MODULE}.LOOKS_PER_SIZE", 10**9)
-    world = World(tmp_path, container_bytes=2 * CELL)
+    world = World(tmp_path, log, container_bytes=2 * CELL)
     pipeline = world.leading()
     for number, cells in enumerate((1, 2, 1, 2)):
         with world.store.open_writer(CONTAINER + 256 * number, 1, 0, CELL) as writer:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from datanode_processors import trimming as module
-from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_service import LogPipelineBase
 from datanode_processors.pipeline.pipeline_table import PipelineTable
 from datanode_processors.trimming import pipeline_trimming
-from replicated_db.core.tables.memory import ManualClock
-from replicated_db.shell.trimming.log_trimmer import no_holds
 from schemas import stream_errors as codes
 from schemas.records.datanode import Member
 
@@ -23,15 +18,15 @@ PARTITION = 3
 
 
 class Asked:
-    """What a log's trimming is made of."""
+    """A host, which is told how its logs are trimmed."""
 
-    def __init__(self, _: Any, __: Any, ask_base: Any, addresses: Any, holds: Any) -> None:
-        self.ask_base, self.addresses, self.holds = ask_base, addresses, holds
+    def trim_with(self, ask_base: Any, addresses: Any) -> Asked:
+        self.ask_base, self.addresses = ask_base, addresses
+        return self
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(module, "LogTrimming", Asked)
+def made() -> Any:
     table = PipelineTable("dn1")
     members = [
         Member(datanode=name, address="", http_address=address, rack="/r")
@@ -42,11 +37,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
         opened=SimpleNamespace(members=members), proposals=SimpleNamespace(submit=submitted.append), submitted=submitted
     )
     table.put(PARTITION, pipeline)
-    config = DatanodeConfig(
-        node="dn1", cluster="test", host="h", port=1, http_port=1, bootstrap_servers="", data_dir=Path()
-    )
-    pipelines: Any = SimpleNamespace(table=table, loops={})
-    asked: Any = pipeline_trimming(config, "", pipelines, ManualClock(), no_holds)
+    host: Any = Asked()
+    asked: Any = pipeline_trimming(host, table)
+    assert asked is host
     asked.pipeline = pipeline
     return asked
 

@@ -81,8 +81,9 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
 
 
 def close_logs(node: OMNode) -> None:
-    for log in (*node.logs.values(), *node.follower_logs.values()):
-        log.close()
+    for database in node.host.databases.values():
+        for log in (database._log, database._follower_log):
+            log.close()  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +135,9 @@ def test_blocks_are_allocated_on_the_settings_pipelines_or_on_the_datanodes_hear
 
 
 def test_the_log_is_kept_from_where_a_transfer_needs_it(shared: OMNode, monkeypatch: pytest.MonkeyPatch):
-    assert shared._holds(0) == ()
-    monkeypatch.setattr(shared.transfers, "holds", lambda shard: 40 + shard)
-    assert shared._holds(1) == (41,)
+    assert shared.host.holds(0) == ()
+    monkeypatch.setattr(shared.host.transfers, "holds", lambda shard: 40 + shard)
+    assert shared.host.holds(1) == (41,)
 
 
 def test_a_checkpoint_that_is_removed_is_closed(shared: OMNode):
@@ -322,11 +323,11 @@ def test_a_node_runs_with_its_threads_and_ends_with_its_databases_closed(
     assert process._closing.is_set()
     left = {thread.name for thread in threading.enumerate()}
     assert not left & {"flusher", "leadership", "watchdog", "snapshot cleanup", "log trimming", "open key cleanup"}
-    assert node.transfers._closed
-    ended = {type(end.__self__).__name__ for end in node._end_pages}  # type: ignore[attr-defined]
+    assert node.host.transfers._closed
+    ended = {type(end.__self__).__name__ for end in node.host.end_pages}  # type: ignore[attr-defined]
     assert ended == {"TransferPages", "OMHttpApi", "SnapshotDiffApi", "TrimPages"}
     with pytest.raises(RuntimeError, match="after shutdown"):
-        node.transfer_pages._reading.submit(int)
+        node.host.transfer_pages._reading.submit(int)
     assert not node.duties._courier.send("late", "127.0.0.1:1", None, datanode="dn1"), "datanodes are told nothing more"
     assert node.open_snapshots._ended
     with pytest.raises(OMError, match="it stops"):

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +16,6 @@ from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline import installs as installs_module
-from datanode_processors.pipeline import opening as opening_module
-from datanode_processors.pipeline import pipeline as pipeline_module
 from datanode_processors.pipeline.core.member_registry import PipelineState
 from datanode_processors.pipeline.opening import PipelineOpening
 from datanode_processors.pipeline.pipeline import Pipeline, folder_of
@@ -33,7 +30,6 @@ from replicated_db.shell.bootstrap.candidate import candidate_folder
 from replicated_db.shell.bootstrap.opening import catch_up as really_catch_up
 from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
 from replicated_db.shell.trimming import log_trimmer
-from replicated_db.shell.trimming.log_trimmer import no_holds
 from replicated_db.shell.trimming.log_trimming import LogTrimming
 from replicated_db.shell.trimming.member_calls import MemberCalls
 from replicated_db.shell.trimming.verdict_tail import VerdictTail
@@ -43,6 +39,7 @@ from schemas.column_families import CHUNK_TABLE
 from schemas.records.datanode import Member, OpenPipeline, PutBlock, WriteChunk
 from schemas.records.log import DigestBase
 from tests.support.datanodes.checksums import checksums_of
+from tests.support.datanodes.hosts import LocalHost
 from tests.support.local.secret import SECRET
 from tests.support.local.waiting import eventually
 from tests.support.replicated.kit import START_MS
@@ -53,15 +50,10 @@ CELL = 512
 WAIT_S = 30.0
 
 
-class NoOutbox:
-    def publish(self, replica: Any, outcome: Any) -> None:
-        """What is applied is published to nobody here."""
-
-
 class Datanode:
     """The pipelines of one datanode, on a log that all share."""
 
-    def __init__(self, folder: Path, name: str, clock: ManualClock) -> None:
+    def __init__(self, folder: Path, name: str, log: MemoryLog, clock: ManualClock) -> None:
         self.name = name
         self.folder = folder / name
         self.config = DatanodeConfig(
@@ -73,12 +65,13 @@ class Datanode:
         self.notes: list[str] = []
         self.fatal: list[BaseException] = []
         self.followed: list[int] = []
+        self.host = LocalHost(self.config, log, clock=clock, note=self.notes.append, fatal=self.fatal.append)
         self.opening = PipelineOpening(
-            self.config, self.blocks, "", self.table, clock=clock, note=lambda text, **_: self.notes.append(text),
-            fatal=self.fatal.append, opened=lambda: None, wanted=lambda *_: None, added=lambda _: None,
+            self.config, self.blocks, self.host, self.table, opened=lambda: None, wanted=lambda *_: None,
+            added=lambda _: None,
         )  # fmt: skip
         self.opening.follow = self.followed.append
-        self.opening.open_known(NoOutbox())
+        self.opening.open_known()
 
     @property
     def pipeline(self) -> Pipeline:
@@ -98,7 +91,7 @@ class Datanode:
         for pipeline in self.table.all():
             pipeline.stop()
             pipeline.join(WAIT_S)
-            pipeline.close()
+        self.host.close_databases()
 
 
 class World:
@@ -109,7 +102,7 @@ class World:
         self.running: list[Datanode] = []
 
     def datanode(self, name: str) -> Datanode:
-        made = Datanode(self.folder, name, self.clock)
+        made = Datanode(self.folder, name, self.log, self.clock)
         self.running.append(made)
         return made
 
@@ -134,8 +127,6 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World(tmp_path)
-    for module in (opening_module, pipeline_module):
-        monkeypatch.setattr(module, "KafkaLog", lambda *_: made.log)
     monkeypatch.setattr("datanode_processors.pipeline.installs.PAUSE_S", 0.02)
     monkeypatch.setattr("replicated_db.shell.bootstrap.bootstrap.SEARCH_PAUSE_S", 0.01)
     yield made
@@ -160,7 +151,7 @@ def write(datanode: Datanode, local_id: int) -> None:
 
 
 def desk_of(datanode: Datanode) -> TransferDesk:
-    return TransferDesk(datanode.name, datanode.opening.replicas, lambda _: True, note=datanode.notes.append)
+    return TransferDesk(datanode.name, datanode.host.replicas, lambda _: True, note=datanode.notes.append)
 
 
 def waits(datanode: Datanode) -> list[dict[str, Any]]:
@@ -198,7 +189,7 @@ def test_a_new_disk_gets_rows_and_chunks_of_a_member_and_follows(world: World) -
     member.feed(world.log)
     assert_same(member, leader)
     assert member.pipeline.status()["installed"]["peer"] == "dn1"
-    assert member.opening.loops[PARTITION] is member.pipeline.loop
+    assert member.host.loops[PARTITION] is member.pipeline.loop
     assert not candidate_folder(member.database).exists()
     assert (member.fatal, leader.fatal) == ([], [])
 
@@ -266,8 +257,7 @@ def test_a_datanode_that_stops_while_it_installs_goes_on_at_its_next_start(world
         member.stop()
         world.running.remove(member)
         member.opening.installs._thread.join(WAIT_S)
-        for replica in member.opening.replicas.values():
-            replica.store.close()
+        member.host.close_databases()
         again = world.datanode("dn2")
         again.opening.installs.start()
         eventually(lambda: waits(again) == [], timeout_s=WAIT_S)
@@ -296,16 +286,15 @@ class Records:
         return offset
 
 
-def trimming_of(datanode: Datanode, clock: ManualClock) -> LogTrimming:
-    pipelines: Any = SimpleNamespace(table=datanode.table, loops=datanode.opening.loops)
-    return pipeline_trimming(datanode.config, "", pipelines, clock, no_holds)
+def trimming_of(datanode: Datanode) -> LogTrimming:
+    return pipeline_trimming(datanode.host, datanode.table)
 
 
 def test_a_leader_trims_its_pipelines_log_and_a_member_that_comes_back_installs(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader, member = world.leader(), world.datanode("dn2")
-    trimmings = {one.name: trimming_of(one, world.clock) for one in (leader, member)}
+    trimmings = {one.name: trimming_of(one) for one in (leader, member)}
     monkeypatch.setattr(MemberCalls, "ask", lambda _, shard, node, __: trimmings[node].place(shard))
     monkeypatch.setattr(log_trimmer, "KafkaRecords", lambda *_: Records(world.log))
     monkeypatch.setattr(VerdictTail, "place", lambda *_: None)

@@ -26,15 +26,11 @@ from replicated_db.core.tables.memory import ManualClock, MemoryLog
 from replicated_db.shell.bootstrap.opening import ReplicaToOpen, WantsCheckpoint, look_at
 from schemas import stream_errors as codes
 from schemas.records.datanode import Member, OpenPipeline, PipelineRow
+from tests.support.datanodes.hosts import LocalHost
 
 PARTITION = 3
 PIPELINE = "datanode_processors.pipeline"
 OPENING = f"{PIPELINE}.opening"
-
-
-class NoOutbox:
-    def publish(self, replica: Any, outcome: Any) -> None:
-        """What is applied is published to nobody here."""
 
 
 class World:
@@ -54,16 +50,13 @@ class World:
             data_dir=self.folder,
         )  # fmt: skip
         self.table = PipelineTable("dn1")
+        self.host = LocalHost(self.config, self.log, clock=ManualClock())
         self.opening = PipelineOpening(
-            self.config, BlockStore(self.folder), "", self.table, clock=ManualClock(), note=lambda *_, **__: None,
-            fatal=self._raise, opened=lambda: self.told.append("opened"), wanted=lambda *_: None,
+            self.config, BlockStore(self.folder), self.host, self.table,
+            opened=lambda: self.told.append("opened"), wanted=lambda *_: None,
             added=lambda pipeline: self.told.append(f"added {pipeline.partition}"),
         )  # fmt: skip
         self.opening.follow = lambda partition: self.told.append(f"follow {partition}")
-
-    @staticmethod
-    def _raise(error: BaseException) -> None:
-        raise error
 
     def look_at(self, place: ReplicaToOpen, records: int, note: Any) -> Replica | WantsCheckpoint:
         if self.failing is not None:
@@ -79,17 +72,14 @@ class World:
         return read_registry(self.folder / REGISTRY)
 
     def end(self) -> None:
-        for pipeline in self.table.all():
-            pipeline.close()
+        self.host.close_databases()
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World(tmp_path / "dn1")
-    for module in ("opening", "pipeline"):
-        monkeypatch.setattr(f"{PIPELINE}.{module}.KafkaLog", lambda *_: made.log)
     monkeypatch.setattr(f"{OPENING}.look_at", made.look_at)
-    made.opening.open_known(NoOutbox())
+    made.opening.open_known()
     yield made
     made.end()
 
@@ -112,9 +102,9 @@ def test_a_pipeline_is_announced_opened_followed_and_in_the_registry(world: Worl
     assert world.told == ["opened", "added 3", "follow 3"]
     assert world.table.all() == [pipeline]
     assert (pipeline.partition, pipeline.opened) == (PARTITION, request())
-    assert world.opening.replicas == {PARTITION: pipeline.replica}
-    assert world.opening.loops == {PARTITION: pipeline.loop}
-    assert world.opening.follower_logs == {PARTITION: pipeline.follower_log}
+    assert world.host.replicas == {PARTITION: pipeline.replica}
+    assert world.host.loops == {PARTITION: pipeline.loop}
+    assert world.host.databases == {PARTITION: pipeline.database}
     assert world.listed() == [request()]
     assert folder_of(world.folder, PARTITION).is_dir()
     assert world.opening.open(request()) is pipeline
@@ -136,7 +126,7 @@ def test_an_opening_that_fails_leaves_nothing_and_the_next_request_begins_anew(
         world.opening.open(request())
     assert caught.value.code == codes.FAILED
     assert world.opening._registry.state_of(PARTITION) is PipelineState.ABSENT
-    assert (world.table.all(), world.listed(), world.opening.replicas) == ([], [], {})
+    assert (world.table.all(), world.listed(), world.host.replicas) == ([], [], {})
     world.failing = None
     other = request(members=("dn1", "dn3"))
     assert world.open(other).members == ["dn1", "dn3"], "what failed binds nobody"
@@ -205,7 +195,7 @@ def test_a_restart_opens_what_the_registry_has(world: World) -> None:
     world.end()
     world.told.clear()
     world.begin()
-    world.opening.open_known(NoOutbox())
+    world.opening.open_known()
     assert world.told == ["added 3"]
     assert world.table.member(PARTITION).opened == request()
     assert world.opening._registry.state_of(PARTITION) is PipelineState.FOLLOWED
@@ -221,14 +211,8 @@ def test_a_registered_pipeline_that_cannot_be_opened_ends_the_start(world: World
     world.begin()
     world.failing = BrokenLog("another record")
     with pytest.raises(StopProcess, match="another record"):
-        world.opening.open_known(NoOutbox())
+        world.opening.open_known()
     assert world.table.all() == []
-
-
-def test_nothing_is_opened_before_the_registry_was_read(world: World) -> None:
-    world.begin()
-    with pytest.raises(RuntimeError, match="open_known comes first"):
-        world.opening.open(request())
 
 
 def test_a_registry_is_whole_on_the_disk_before_it_takes_the_place_of_the_last(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,16 @@ from crc32c import crc32c
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
+from datanode_processors.pipeline.chunk_store import ChunkStore
 from datanode_processors.pipeline.core.block_service import LogPipelineBase
+from datanode_processors.pipeline.core.block_tables import DN_FAMILIES
 from datanode_processors.pipeline.core.request_checks import MAX_CHUNK_BYTES
-from datanode_processors.pipeline.pipeline import Pipeline, folder_of, member_replica
+from datanode_processors.pipeline.pipeline import Pipeline, folder_of
+from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import StoreFailure, WrongCluster
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.core.tables.memory import ManualClock, MemoryLog
+from replicated_db.shell.database.host import DatabaseHost
 from replicated_db.shell.leader_loop import QUIET_MS
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key
@@ -42,9 +47,10 @@ from schemas.records.datanode import (
 )
 from schemas.records.log import DigestBase, Members, Tick
 from tests.support.datanodes.checksums import checksums_of
+from tests.support.datanodes.hosts import LocalHost
+from tests.support.local.deadlines import deadlines_by
 from tests.support.local.waiting import eventually
 from tests.support.replicated.kit import START_MS
-from transport.waiting.deadline import Deadline
 
 PARTITION, CONTAINER, LOCAL = 3, 256 + 3, 7
 CELL = 512
@@ -55,9 +61,10 @@ WAIT_S = 30.0
 MODULE = "datanode_processors.pipeline.pipeline"
 
 
-class NoOutbox:
-    def publish(self, replica: Any, outcome: Any) -> None:
-        """What is applied is published to nobody here."""
+def member_replica(host: DatabaseHost, config: DatanodeConfig, blocks: BlockStore) -> Replica:
+    folder = folder_of(config.data_dir, PARTITION)
+    store = partial(ChunkStore, folder, DN_FAMILIES.names, blocks)
+    return host.place(PARTITION, folder, DN_FAMILIES, store).make()
 
 
 class World:
@@ -84,10 +91,10 @@ class World:
             pipeline="pipeline-3", partition=PARTITION, generation=generation, members=members
         )  # fmt: skip
         blocks = BlockStore(config.data_dir)
+        host = LocalHost(config, self.log, clock=self.clock, note=self.notes.append, fatal=self.fatal.append)
         made = Pipeline(
-            opened, member_replica(config, PARTITION, blocks), self.log, config, blocks, "", clock=self.clock, outbox=NoOutbox(),
-            note=lambda text, **_: self.notes.append(text), fatal=self.fatal.append,
-            wanted=lambda _, key: self.wanted.append(key),
+            opened, member_replica(host, config, blocks), self.log, config, blocks, host,
+            lambda _, key: self.wanted.append(key),
         )  # fmt: skip
         self.made.append(made)
         return made
@@ -114,14 +121,13 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World(tmp_path)
-    monkeypatch.setattr(f"{MODULE}.KafkaLog", lambda *_: made.log)
     monkeypatch.setattr(f"{MODULE}.RETRY_S", 0.0)
     monkeypatch.setattr(f"{MODULE}.BEHIND_WAIT_S", 0.0)
     yield made
     for pipeline in made.made:
         pipeline.stop()
         pipeline.join(WAIT_S)
-        pipeline.close()
+        pipeline.database.close()
 
 
 def put(length: int) -> PutBlock:
@@ -334,16 +340,16 @@ def test_rows_of_another_cluster_are_refused_and_let_go_again(tmp_path: Path, wo
     pipeline = world.leader()
     pipeline.stop()
     pipeline.join(WAIT_S)
-    pipeline.close()
+    pipeline.database.close()
     config, blocks = pipeline._config, BlockStore(tmp_path / "blocks")
     with pytest.raises(WrongCluster):
-        member_replica(replace(config, cluster="other"), PARTITION, blocks)
-    member_replica(config, PARTITION, blocks).store.close()
+        member_replica(LocalHost(replace(config, cluster="other"), world.log), config, blocks)
+    member_replica(LocalHost(config, world.log), config, blocks).store.close()
 
 
 def test_a_closed_store_gives_no_rows(tmp_path: Path, world: World) -> None:
     pipeline = world.member("dn1")
-    pipeline.close()
+    pipeline.database.close()
     with pytest.raises(StoreFailure):
         pipeline.block(CONTAINER, LOCAL)
 
@@ -414,19 +420,13 @@ def test_a_watch_waits_for_what_may_still_come_and_has_it_verified(world: World)
     assert answers[1].length == 2000
 
 
-def give_time(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
-    """Have the pipeline's deadlines pass by a clock of the test's."""
-    made = SimpleNamespace(after_ms=lambda timeout_ms: Deadline.after_ms(timeout_ms, clock))
-    monkeypatch.setattr(f"{MODULE}.Deadline", made)
-
-
 @pytest.mark.parametrize("by_index", [False, True])
 def test_a_watch_has_what_is_committed_verified_as_long_as_there_is_time(
     world: World, monkeypatch: pytest.MonkeyPatch, by_index: bool
 ) -> None:
     pipeline, index = committed(world)
     pipeline._wanted = lambda _, key: pipeline.on_verified(key, 1000)
-    give_time(monkeypatch, lambda: 5.0)
+    monkeypatch.setattr(f"{MODULE}.Deadline", deadlines_by(lambda: 5.0))
     assert not pipeline.watch(watch(1000, bcs_id=index, timeout_ms=0)).satisfied
     assert pipeline.watch(watch(1000, bcs_id=index if by_index else 0, timeout_ms=1)).satisfied
 
@@ -501,7 +501,7 @@ def no_wait(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("it waits")
 
     monkeypatch.setattr(pipeline.changed, "wait", wait)
-    give_time(monkeypatch, lambda: 5.0)
+    monkeypatch.setattr(f"{MODULE}.Deadline", deadlines_by(lambda: 5.0))
 
 
 @pytest.mark.parametrize("timeout_ms", [0, -1, -600_000])
@@ -533,7 +533,7 @@ def test_a_watch_waits_as_long_as_it_was_asked_to(world: World, monkeypatch: pyt
         return False
 
     monkeypatch.setattr(pipeline.changed, "wait", wait)
-    give_time(monkeypatch, lambda: now[0])
+    monkeypatch.setattr(f"{MODULE}.Deadline", deadlines_by(lambda: now[0]))
     pipeline.watch(watch(1, timeout_ms=2_500))
     assert waits == [1.0, 1.0, 0.5]
     waits.clear()

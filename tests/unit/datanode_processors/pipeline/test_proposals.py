@@ -90,8 +90,8 @@ class World:
         self.proposals = Proposals(BlockService(partition=0, node="dn1"), Ignored(), first=lambda: OPENING)
         self.loop = LeaderLoop(
             self.replica, HandedOver(self.log, self.proposals.handed_over), self.proposals, LeaderLimits(), clock=clock,
-            ids=SequenceIds(), address="x:1", outbox=self.proposals, intake=self.proposals.begin, cluster="test",
-            replicas=["dn1"], hint=lambda: None,
+            ids=SequenceIds(), address="x:1", outbox=self.proposals, intake=self.proposals.begin,
+            replicas=["dn1"],
         )  # fmt: skip
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._lead, daemon=True)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from om_processors.fleet import log_trimming
-from om_processors.fleet.log_trimming import BASIS, om_log_trimming
-from replicated_db.core.tables.memory import ManualClock
+from om_processors.fleet.log_trimming import BASIS, ask_base, member_addresses
 from replicated_db.core.trimming.trim_rule import TrimWish
-from replicated_db.shell.trimming.log_trimming import BaseAnswer
+from replicated_db.shell.trimming.log_trimming import BaseAnswer, LogTrimming
 from schemas.records.messages import OWN_DIGESTS, LogDigestBase
-from tests.support.local.secret import SECRET
 
 
 class Trimmer:
@@ -40,21 +39,15 @@ class Shard:
         self.index, self.offset = 9, 20
         self.proposed: list[Any] = []
         this: Any = self
-        config: Any = SimpleNamespace(
-            bootstrap_servers="127.0.0.1:1",
-            cluster="c",
-            secret=SECRET,
-            node_addresses=(("om1", "settings:1"),),
-            tls=None,
-        )
+        config: Any = SimpleNamespace(bootstrap_servers="127.0.0.1:1", node_addresses=(("om1", "settings:1"),))
         loops: Any = {shard: SimpleNamespace(leading=shard == 1, replica=self) for shard in (0, 1)}
         group = {"om1": "group:1", "om2": "group:2", "om3": "group:3"}
         monkeypatch.setattr(log_trimming, "_group_addresses", lambda _: group)
-        self.trimming = om_log_trimming(config, "topic", loops, this, ManualClock(), lambda shard: (70 + shard,))
         trimmer: Any = Trimmer()
         self.trimmer = trimmer
-        self.trimming._trimmer.close()
-        self.trimming._trimmer = trimmer
+        self.trimming = LogTrimming(
+            trimmer, loops, partial(ask_base, this), partial(member_addresses, config), lambda shard: (70 + shard,)
+        )
 
     def durable_place(self, holds: tuple[int, ...]) -> Any:
         self.held.append(holds)

@@ -190,7 +190,7 @@ def test_a_borrower_that_is_deposed_while_it_gives_the_shard_back_stays_in_the_g
 
 @pytest.fixture
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_thread, "MAX_FAILING_S", 0.0)
+    monkeypatch.setattr(shard_thread, "MAX_FAILING_S", 0.001)
     monkeypatch.setattr(shard_thread, "RETRY_S", 0.001)
 
 

@@ -10,6 +10,7 @@ from confluent_kafka import OFFSET_END, KafkaException
 
 from om_processors.leading import log_ends
 from om_processors.leading.log_ends import ONE_TIMEOUT_S, LogEnds
+from tests.support.local.deadlines import deadlines_by
 
 SHARDS = 8
 
@@ -54,7 +55,7 @@ class Brokers:
 
 def ask(monkeypatch: pytest.MonkeyPatch, brokers: Any, rounds: int) -> LogEnds:
     replicas: Any = {shard: SimpleNamespace(read_offset=shard) for shard in range(SHARDS)}
-    monkeypatch.setattr(log_ends, "time", SimpleNamespace(monotonic=lambda: brokers.now_s))
+    monkeypatch.setattr(log_ends, "Deadline", deadlines_by(lambda: brokers.now_s))
     ends = LogEnds(replicas)
     for _ in range(rounds):
         ends.ask(brokers, lambda *_: None)

@@ -12,6 +12,7 @@ from om_processors.leading import shard_thread
 from om_processors.leading.shard_thread import LONGEST_FAILING_S, MAX_FAILING_S, ClaimPatience, ShardThread
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell.claiming import UnfitToLead
+from tests.support.local.deadlines import deadlines_by
 
 DEADLINE_S = 30.0
 
@@ -49,7 +50,7 @@ def fails(after_s: float = 0.0, *, won: bool = False) -> Callable[[Loop], str]:
 def run(monkeypatch: pytest.MonkeyPatch, loop: Loop, **options: Any) -> list[str]:
     """Run the thread to its end; return what it said of itself."""
     said: list[str] = []
-    monkeypatch.setattr(shard_thread, "time", SimpleNamespace(monotonic=lambda: loop.now_s))
+    monkeypatch.setattr(shard_thread, "Deadline", deadlines_by(lambda: loop.now_s))
     monkeypatch.setattr(shard_thread, "RETRY_S", 0.0)
     found = ShardThread(
         loop, lambda *_, **__: None,  # type: ignore[arg-type]

@@ -10,11 +10,13 @@ import pytest
 
 from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.errors import AheadOfLog
+from replicated_db.core.leading.leader import LeaderLimits
 from replicated_db.core.log.log_reads import END_BEHIND_WAIT_S, EndBehind, EndPatience, read_log
 from replicated_db.core.ports import Entry, LogBounds, LogUnavailable, OffsetOutOfRange
 from replicated_db.core.tables.memory import ManualClock, MemoryLog, MemoryStore, SequenceIds
-from replicated_db.shell.database import ReplicatedDatabase
-from replicated_db.shell.follower import Feed, Follower
+from replicated_db.shell.database.database import DatabaseService, ReplicatedDatabase
+from replicated_db.shell.database.embedded import EmbeddedDatabase
+from replicated_db.shell.database.follower import Follower
 from stratolog.local.processes import wait_until
 from tests.support.replicated.kit import FAMILIES, START_MS
 
@@ -93,8 +95,8 @@ def test_patience_begins_anew_once_the_log_has_answered():
     patience.on_failure(EndBehind("old end"), 1000)
 
 
-def start(name: str, log: CutOff, clock: ManualClock, seed: int) -> ReplicatedDatabase:
-    return ReplicatedDatabase.open(
+def start(name: str, log: CutOff, clock: ManualClock, seed: int) -> EmbeddedDatabase:
+    return EmbeddedDatabase.open(
         Identity(cluster="c", shard=0, shards=1, node=name), ["rows"], log=log, replicas=["a", "b"],
         store=lambda families: MemoryStore(families.names), clock=clock, ids=SequenceIds(seed=seed),
     )  # fmt: skip
@@ -111,7 +113,7 @@ def test_a_candidate_that_meets_a_broker_with_an_old_end_tries_again(clock: Manu
         assert wait_until(lambda: second.replica.read_offset == len(log.entries) - 1, DEADLINE_S, interval_s=0.001)
         log.known = len(log.entries) - 2
         term, turned = second.replica.position.term, []
-        second._loop.beat = lambda *_: turned.append(1)  # type: ignore[method-assign]
+        second.loop.beat = lambda *_: turned.append(1)  # type: ignore[method-assign]
         second.lead()
         assert wait_until(lambda: len(turned) > 20, DEADLINE_S, interval_s=0.001), "it has tried more than once"
         second._check_alive()
@@ -123,11 +125,20 @@ def test_a_candidate_that_meets_a_broker_with_an_old_end_tries_again(clock: Manu
         second.close()
 
 
+def following(replica: Replica, log: CutOff, **more: Any) -> ReplicatedDatabase:
+    """Return a database that never leads."""
+    nothing: Any = None
+    service = DatabaseService(
+        executes=nothing, intake=nothing, outbox=nothing, reports=nothing, limits=LeaderLimits(), address="",
+        replicas=[],
+    )  # fmt: skip
+    return ReplicatedDatabase(replica, log, service, clock=ManualClock(), ids=SequenceIds(), **more)
+
+
 def test_a_follower_fills_a_gap_once_another_broker_answers(log: CutOff):
     replica = Replica(Identity(cluster="c", shard=0, shards=1, node="n1"), FAMILIES, MemoryStore(FAMILIES.names))
     offered: list[int] = []
     now_s, notes = [0.0], []
-    nothing: Any = None
 
     def sleep(seconds: float) -> None:
         now_s[0] += seconds
@@ -140,27 +151,25 @@ def test_a_follower_fills_a_gap_once_another_broker_answers(log: CutOff):
         return type("Outcome", (), {"reading": None})
 
     replica.offer = offer  # type: ignore[method-assign, assignment]
-    follower = Follower(
-        Feed(node="n1", log_topic="log", audit_topic="audit"), {0: replica}, {0: nothing}, {0: log}, nothing,
-        lambda text, **_: notes.append(text), nothing, now_s=lambda: now_s[0], sleep=sleep,
-    )  # fmt: skip
+    database = following(replica, log, note=lambda text, **_: notes.append(text), now_s=lambda: now_s[0], sleep=sleep)
     replica.read_offset, log.known = 2, 1
-    assert follower.has_gap(0, 4)
-    follower.fill(0, 4)
+    assert database.has_gap(4)
+    database.fill(4)
     assert offered == [3]
     assert "trying again" in notes[0]
     replica.read_offset, log.known = 2, 1
     now_s[0] = END_BEHIND_WAIT_S
-    follower._sleep = lambda seconds: now_s.__setitem__(0, now_s[0] + seconds)
+    database._sleep = lambda seconds: now_s.__setitem__(0, now_s[0] + seconds)
     with pytest.raises(AheadOfLog):
-        follower.fill(0, 4)
+        database.fill(4)
 
 
-def test_a_record_that_is_left_to_a_leader_which_resigns_is_read_before_the_next(log: CutOff):
+def test_a_record_that_is_left_to_a_leader_which_resigns_is_read_before_the_next(
+    log: CutOff, monkeypatch: pytest.MonkeyPatch
+):
     """The leader resigns at the worst moment: what it left lies behind a gap, which is no reason to stop."""
     replica = Replica(Identity(cluster="c", shard=0, shards=1, node="n1"), FAMILIES, MemoryStore(FAMILIES.names))
     offered: list[int] = []
-    nothing: Any = None
 
     def offer(offset: int, value: bytes) -> Any:
         assert offset == replica.read_offset + 1, "AHEAD_OF_LOG"
@@ -170,12 +179,10 @@ def test_a_record_that_is_left_to_a_leader_which_resigns_is_read_before_the_next
 
     replica.offer = offer  # type: ignore[method-assign, assignment]
     answers = iter([True, False, False])
-    loop: Any = type("Loop", (), {"leaves_to_leader": staticmethod(lambda _: next(answers))})
     fatal: list[BaseException] = []
-    follower = Follower(
-        Feed(node="n1", log_topic="log", audit_topic="audit"), {0: replica}, {0: loop}, {0: log}, nothing,
-        lambda *_, **__: None, fatal.append,
-    )  # fmt: skip
+    database = following(replica, log)
+    monkeypatch.setattr(database.loop, "leaves_to_leader", lambda _: next(answers))
+    follower = Follower("log", "audit", {0: database}, lambda *_, **__: None, fatal.append)
     replica.read_offset = 0
     asyncio.run(follower.take(0, 3, b"3"))
     assert (offered, fatal) == ([], [])

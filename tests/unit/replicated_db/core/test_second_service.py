@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 
 import replicated_db
+import replicated_db.shell.database as database_package
 from replicated_db.core.applying.replica import Identity
-from replicated_db.core.errors import AheadOfLog, Refused, StopProcess, WrongCluster
+from replicated_db.core.errors import AheadOfLog, NeedsCheckpoint, Refused, StopProcess, WrongCluster
 from replicated_db.core.leading.leader import LeaderLimits
-from replicated_db.core.ports import Store
+from replicated_db.core.ports import LogBounds, Store
 from replicated_db.core.tables.column_families import Families
 from replicated_db.core.tables.memory import ManualClock, MemoryLog, MemoryStore, SequenceIds
 from replicated_db.core.tables.merge import ADD_INT64, MAX_BYTES, decode_int64, encode_int64
-from replicated_db.shell.database import ReplicatedDatabase, SubmissionUnknown
+from replicated_db.shell.database.embedded import EmbeddedDatabase
+from replicated_db.shell.database.submissions import SubmissionUnknown
 from replicated_db.shell.rocks import RocksStore
 from schemas.codecs.codec import decode, encode
 from schemas.records.log import Batch, Checkpoint, LeaderClaim, Merge
@@ -36,7 +38,7 @@ Stores = Callable[[str], Callable[[Families], Store]]
 class Ledger:
     """The service: what its users call."""
 
-    def __init__(self, database: ReplicatedDatabase) -> None:
+    def __init__(self, database: EmbeddedDatabase) -> None:
         self.database = database
 
     def open_account(self, account: str, owner: str) -> Future[int]:
@@ -89,12 +91,12 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Stores:
 @pytest.fixture
 def start(stores: Stores, log: MemoryLog, clock: ManualClock) -> Iterator[Callable[..., Ledger]]:
     """Open replicas of the ledger by name; closed in the end."""
-    opened: list[ReplicatedDatabase] = []
+    opened: list[EmbeddedDatabase] = []
 
     def do(name: str, **changed: Any) -> Ledger:
         settings: dict[str, Any] = {"log": log, "store": stores(name), "replicas": ["a", "b"], "clock": clock}
         identity = Identity(cluster=changed.pop("cluster", "bank"), shard=0, shards=1, node=name)
-        database = ReplicatedDatabase.open(
+        database = EmbeddedDatabase.open(
             identity,
             FAMILIES,
             [ADD_INT64, MAX_BYTES],
@@ -198,13 +200,13 @@ def test_a_leader_that_was_overtaken_claims_again_and_nothing_is_lost(ledger: Le
 
 
 ILLEGAL: dict[str, tuple[list[Any], str]] = {
-    "family": ([ReplicatedDatabase.put("keyTable", b"k", b"v")], "no column family 'keyTable'"),
-    "operator": ([ReplicatedDatabase.merge("balances", b"k", "multiply", b"2")], "no merge operator 'multiply'"),
-    "operand": ([ReplicatedDatabase.merge("balances", b"k", "add_int64", b"2")], "8 bytes, not 1"),
+    "family": ([EmbeddedDatabase.put("keyTable", b"k", b"v")], "no column family 'keyTable'"),
+    "operator": ([EmbeddedDatabase.merge("balances", b"k", "multiply", b"2")], "no merge operator 'multiply'"),
+    "operand": ([EmbeddedDatabase.merge("balances", b"k", "add_int64", b"2")], "8 bytes, not 1"),
     "checkpoint": ([Checkpoint(name="../x")], "illegal checkpoint name"),
-    "key": ([ReplicatedDatabase.put("owners", "text", b"")], "a str as a key"),  # type: ignore[arg-type]
+    "key": ([EmbeddedDatabase.put("owners", "text", b"")], "a str as a key"),  # type: ignore[arg-type]
     "second": (
-        [ReplicatedDatabase.put("owners", b"k", b"v"), ReplicatedDatabase.delete("nowhere", b"k")],
+        [EmbeddedDatabase.put("owners", b"k", b"v"), EmbeddedDatabase.delete("nowhere", b"k")],
         "no column family 'nowhere'",
     ),
 }
@@ -252,6 +254,15 @@ def test_a_snapshot_is_of_one_position(ledger: Ledger):
     snapshot.close()
 
 
+def test_a_reader_waits_for_an_index(ledger: Ledger, start: Callable[..., Ledger]):
+    follower = start("b")
+    index = done(ledger.deposit("alice", 5))
+    follower.database.await_index(index, DEADLINE_S)
+    assert follower.balance("alice") == 5
+    with pytest.raises(TimeoutError, match=f"index {index + 1} is not applied here after 0.01 s"):
+        follower.database.await_index(index + 1, 0.01)
+
+
 def test_the_log_alone_gives_the_state(ledger: Ledger, start: Callable[..., Ledger]):
     for number in range(20):
         done(ledger.transfer("alice", "bob", number))
@@ -290,11 +301,13 @@ def test_a_ledger_of_another_cluster_stops(ledger: Ledger, start: Callable[..., 
         other.deposit("alice", 1)
     with pytest.raises(StopProcess):
         other.accounts()
+    with pytest.raises(StopProcess):
+        other.database.await_index(1 << 40, DEADLINE_S)
     assert done(ledger.deposit("alice", 1)) == 3, "the healthy one goes on"
 
 
 def test_families_must_be_those_of_the_log(ledger: Ledger, log: MemoryLog, clock: ManualClock):
-    database = ReplicatedDatabase.open(
+    database = EmbeddedDatabase.open(
         Identity(cluster="bank", shard=0, shards=1, node="c"), ["owners"], [ADD_INT64],
         store=lambda families: MemoryStore(families.names), log=log, replicas=[], clock=clock,
     )  # fmt: skip
@@ -302,6 +315,24 @@ def test_families_must_be_those_of_the_log(ledger: Ledger, log: MemoryLog, clock
     with pytest.raises(StopProcess, match="column_families"):
         database.get("owners", b"x")
     database.close()
+
+
+def test_a_log_that_begins_behind_an_empty_replica_is_none_to_follow(
+    start: Callable[..., Ledger], ledger: Ledger, log: MemoryLog, tmp_path: Path
+):
+    log.trim(1)
+    with pytest.raises(NeedsCheckpoint, match="this replica is empty, and the log's first record is 1"):
+        start("c", store=rocks(tmp_path, "c"))
+    RocksStore(tmp_path / "c", ledger.database.replica.families.names).close()
+
+
+def test_the_old_names_of_the_module_are_there_for_one_more_release():
+    with pytest.warns(DeprecationWarning, match=r"embedded\.EmbeddedDatabase"):
+        assert database_package.ReplicatedDatabase is EmbeddedDatabase
+    with pytest.warns(DeprecationWarning, match=r"submissions\.SubmissionUnknown"):
+        assert database_package.SubmissionUnknown is SubmissionUnknown
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = database_package.Nothing
 
 
 def rocks(tmp_path: Path, name: str) -> Callable[[Families], Store]:
@@ -321,8 +352,33 @@ def test_a_restart_on_rocksdb(start: Callable[..., Ledger], tmp_path: Path):
     assert again.balance("alice") == 12
 
 
+class OldEnd(MemoryLog):
+    """A log whose broker is cut off from the others when it is asked first: it serves an old end."""
+
+    asked = 0
+
+    def bounds(self) -> LogBounds:
+        self.asked += 1
+        return LogBounds(0, 1) if self.asked == 1 else super().bounds()
+
+
+def test_a_start_waits_for_a_broker_that_knows_what_the_replica_has_read(
+    start: Callable[..., Ledger], tmp_path: Path, clock: ManualClock, log: MemoryLog
+):
+    first = lead(start("a", store=rocks(tmp_path, "kept")))
+    done(first.open_account("alice", "Alice"))
+    first.database.close()
+    behind = OldEnd(clock, entries=log.entries)
+    again = start("a", store=rocks(tmp_path, "kept"), log=behind)
+    assert behind.asked > 1
+    assert again.accounts() == ["alice"]
+
+
 @pytest.mark.parametrize("kept", [0, 2])
-def test_a_log_recreated_under_a_replica(start: Callable[..., Ledger], tmp_path: Path, clock: ManualClock, kept: int):
+def test_a_log_recreated_under_a_replica(
+    start: Callable[..., Ledger], tmp_path: Path, clock: ManualClock, kept: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("replicated_db.shell.startup.END_BEHIND_WAIT_S", -1.0)
     first = lead(start("a", store=rocks(tmp_path, "kept")))
     done(first.open_account("alice", "Alice"))
     old = first.database._log

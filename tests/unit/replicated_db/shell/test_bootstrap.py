@@ -33,7 +33,7 @@ from replicated_db.shell.bootstrap.bootstrap import NoPeerServes, installed_of
 from replicated_db.shell.bootstrap.candidate import Candidate, candidate_folder
 from replicated_db.shell.bootstrap.content_digests import ContentDigests
 from replicated_db.shell.bootstrap.install import finish, install, journal_of, look, replaced_folder
-from replicated_db.shell.bootstrap.opening import BootstrapPolicy, open_replica
+from replicated_db.shell.bootstrap.opening import BootstrapPolicy, ReplicaToOpen, open_replica
 from replicated_db.shell.bootstrap.peer_calls import PeerCalls
 from replicated_db.shell.bootstrap.transfer_desk import (
     MAX_TRANSFERS,
@@ -913,7 +913,9 @@ def policy(*peers: ServingPeer, records: int = 1_000_000) -> BootstrapPolicy:
 
 def opened(node: RocksNode, given: BootstrapPolicy) -> RocksNode:
     node.close()
-    found = open_replica(node.database, lambda: node.open().replica, node.log, given, node.notes.append)
+    found = open_replica(
+        ReplicaToOpen(database=node.database, make=lambda: node.open().replica, log=node.log), given, node.notes.append
+    )
     assert found is node.replica
     return node
 

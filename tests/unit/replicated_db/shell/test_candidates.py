@@ -33,7 +33,7 @@ from replicated_db.shell.bootstrap.candidate_check import (
 )
 from replicated_db.shell.bootstrap.content_digests import ContentDigests
 from replicated_db.shell.bootstrap.install import finish, install, journal_of, replaced_folder
-from replicated_db.shell.bootstrap.opening import BootstrapPolicy, open_replica
+from replicated_db.shell.bootstrap.opening import BootstrapPolicy, ReplicaToOpen, open_replica
 from replicated_db.shell.bootstrap.peer_calls import PeerError
 from schemas.records.messages import Evidence
 from stratolog.local.processes import wait_until
@@ -424,7 +424,11 @@ def test_a_start_tells_that_it_has_finished_an_install(fetched: Fetched, source:
     node = RocksNode(fetched.database.parent / "elsewhere", source.log, "n2")
     node.close()
     node.folder = fetched.database.parent
-    open_replica(node.database, lambda: node.open().replica, node.log, policy(), node.notes.append)
+    open_replica(
+        ReplicaToOpen(database=node.database, make=lambda: node.open().replica, log=node.log),
+        policy(),
+        node.notes.append,
+    )
     assert node.replica.position == source.replica.position
     assert any("what a former process had begun to install is in order now" in note for note in node.notes)
     node.close()
@@ -444,7 +448,11 @@ def test_a_replica_that_cannot_be_checked_is_closed(
 
     monkeypatch.setattr(opening, "check_replica", check)
     with pytest.raises(StoreFailure, match="the disk fails"):
-        open_replica(node.database, lambda: node.open().replica, node.log, policy(records=1), node.notes.append)
+        open_replica(
+            ReplicaToOpen(database=node.database, make=lambda: node.open().replica, log=node.log),
+            policy(records=1),
+            node.notes.append,
+        )
     node.open().close()
 
 
@@ -456,5 +464,5 @@ def test_a_folder_that_cannot_be_locked(tmp_path: Path):
 
     anything: Any = None
     with pytest.raises(StoreFailure, match=r"db\.lock"):
-        open_replica(tmp_path / "file" / "db", make, anything, policy(), anything)
+        open_replica(ReplicaToOpen(database=tmp_path / "file" / "db", make=make, log=anything), policy(), anything)
     assert not candidate_folder(tmp_path / "file" / "db").exists()

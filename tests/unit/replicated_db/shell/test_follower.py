@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from replicated_db.core.applying.evidence import audit_report
-from replicated_db.shell.follower import Feed, Follower
 from schemas.codecs.codec import encode
 from schemas.records.messages import AuditReport, Evidence
-from tests.support.replicated.kit import NODES, Shard
+from tests.support.replicated.following import Following
 
 EVIDENCE = Evidence(
     index=1, offset=1, term=1, leader="n1", operation=0, cf="things", key=b"k", claim="prev", claimed=None, own=1
@@ -21,29 +20,16 @@ class Hearing:
     """A follower of node n1 and what it notes."""
 
     def __init__(self) -> None:
-        self.shard = Shard()
-        self.notes: list[str] = []
-        self.errors: list[BaseException] = []
-        feed = Feed(node="n1", log_topic="log", audit_topic="om.audit", members=frozenset(NODES))
-        self.follower = Follower(
-            feed,
-            {0: self.shard.replica},
-            {},
-            {},
-            Nobody(),
-            lambda text, **_: self.notes.append(text),
-            self.errors.append,
-        )
+        following = Following("n1", audit_topic="om.audit")
+        self.shard, self.errors, self.follower = following.shard, following.errors, following.follower
+        self.told = following.notes
+
+    @property
+    def notes(self) -> list[str]:
+        return [text for text, _ in self.told]
 
     def hear(self, key: Any, headers: Any, value: Any) -> None:
         self.follower._guard(self.follower.on_report, key, headers, value)
-
-
-class Nobody:
-    """Publishes nothing."""
-
-    def publish(self, replica: Any, outcome: Any) -> None:
-        raise AssertionError("nothing is to be published")
 
 
 @pytest.mark.parametrize("value", [None, b"", b"\xc3\x01", b"\xc3\x01" + bytes(400), bytes(2_000_000)])

@@ -18,7 +18,7 @@ from replicated_db.core.errors import StopProcess
 from replicated_db.core.log.reading import Reading
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell import follower as follower_module
-from replicated_db.shell.follower import Feed, make_app, place_group, rest_while_leading
+from replicated_db.shell.follower import make_app, place_group, rest_while_leading
 from schemas.codecs.codec import encode
 from schemas.records.log import Tick
 from schemas.records.messages import AuditReport, Evidence
@@ -87,8 +87,8 @@ def test_a_gap_before_a_record_is_filled_from_the_log(following: Following):
         following.shard.do(put(b"a", b"%d" % number))
     end = len(following.shard.log.entries)
     first = following.replica.read_offset + 1
-    assert not following.follower.has_gap(0, first)
-    assert following.follower.has_gap(0, first + 1)
+    assert not following.database.has_gap(first)
+    assert following.database.has_gap(first + 1)
     following.take(end - 1)
     assert following.errors == []
     assert following.replica.position == following.shard.replica.position
@@ -124,7 +124,7 @@ def test_a_gap_that_cannot_be_filled_ends_the_process(following: Following):
 
 def test_a_false_claim_is_published_and_noted(following: Following):
     outcome = Offered(reading=Reading.COUNTS, position=following.replica.position, evidence=EVIDENCE)
-    following.follower._publish(0, 7, outcome)
+    following.database._publish(7, outcome)
     assert following.published == [(following.replica, outcome)]
     assert following.notes == [(f"shard 0: false claim found: {EVIDENCE}", {"shard": 0})]
 
@@ -187,13 +187,12 @@ def test_a_strangers_report_has_no_weight():
 
 @pytest.mark.parametrize("genesis", [True, False])
 def test_the_members_are_the_logs_or_those_of_the_feed_until_it_names_some(genesis: bool):
-    following = Following("n1", Shard(genesis=genesis))
+    following = Following("n1", Shard(genesis=genesis), members=("n1", "m2"))
     following.shard.catch_up()
     assert tuple(following.replica.state.replicas) == (tuple(NODES) if genesis else ())
-    following.follower._feed = Feed(node="n1", log_topic="log", audit_topic="audit", members=frozenset({"n1", "m2"}))
     for node in ("n2", "n3", "m2"):
         following.hear(node, EVIDENCE)
-    assert following.follower._quorums[0].members == (frozenset(NODES) if genesis else {"n1", "m2"})
+    assert following.database._quorum.members == (frozenset(NODES) if genesis else {"n1", "m2"})
     assert (following.replica.evidence is not None) is genesis
 
 
@@ -281,11 +280,10 @@ class Running:
 
 
 def test_a_follower_applies_its_log_and_hears_reports(broker: MemoryBroker, tmp_path: Path):
-    following = Following()
     number = next(_numbers)
     log, audit, group = f"log-{number}", f"audit-{number}", f"group-{number}"
     broker.create(log, audit)
-    following.follower._feed = Feed(node="n2", log_topic=log, audit_topic=audit, members=frozenset(NODES))
+    following = Following(log_topic=log, audit_topic=audit)
     app = app_of(tmp_path, group, broker.bootstrap_servers, fatal=following.errors.append, follows=[(log, 0)] + [
         (audit, one) for one in range(PARTITIONS)
     ])  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from replicated_db.core.applying.replica import Identity
 from replicated_db.core.leading.leader import LeaderLimits
 from replicated_db.core.tables.memory import ManualClock, MemoryLog, MemoryStore, SequenceIds
-from replicated_db.shell.database import ReplicatedDatabase
+from replicated_db.shell.database.embedded import EmbeddedDatabase
 from replicated_db.shell.leader_loop import QUIET_MS, LeaderLoop
 from stratolog.local.processes import wait_until
 from tests.support.replicated.kit import START_MS
@@ -27,12 +27,12 @@ class Leading:
         self.hold = Event()
         """Set: the loop's thread stands still when it says the next thing."""
         self.held, self.release = Event(), Event()
-        self.database = ReplicatedDatabase.open(
+        self.database = EmbeddedDatabase.open(
             Identity(cluster="c", shard=0, shards=1, node="a"), ["rows"], log=MemoryLog(self.clock), replicas=["a"],
             store=lambda families: MemoryStore(families.names), clock=self.clock, ids=SequenceIds(seed=1),
             limits=LeaderLimits(scrub_interval_ms=0),
         )  # fmt: skip
-        self.loop: LeaderLoop = self.database._loop
+        self.loop: LeaderLoop = self.database.loop
         self.loop.on_rest = self.on_rest
 
     def on_rest(self, rests: bool) -> None:

@@ -19,7 +19,7 @@ from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.bootstrap.peer_choice import ServingPeer
 from replicated_db.shell.bootstrap import bootstrap as bootstrap_module
 from replicated_db.shell.bootstrap.bootstrap import installed_of
-from replicated_db.shell.bootstrap.opening import BootstrapPolicy, open_replica
+from replicated_db.shell.bootstrap.opening import BootstrapPolicy, ReplicaToOpen, open_replica
 from replicated_db.shell.bootstrap.opening_web import MAX_SHOWN_CHARACTERS, AddressRefused, OpeningWeb
 from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
 from replicated_db.shell.bootstrap.transfer_pages import TransferPages
@@ -76,7 +76,9 @@ class Opening:
                 self.web.say(shard, text)
 
             database = self.folder / f"shard-{shard}"
-            self.replicas[shard] = open_replica(database, partial(self.make, shard), log.log, policy, note)
+            self.replicas[shard] = open_replica(
+                ReplicaToOpen(database=database, make=partial(self.make, shard), log=log.log), policy, note
+            )
             self.web.is_open(shard)
 
     def close(self) -> None:

@@ -7,25 +7,25 @@ import pytest
 from replicated_db.core.errors import Refused
 from replicated_db.core.leading.leader import Proposal, Refusal, Reply
 from replicated_db.core.tables.memory import ManualClock, SequenceIds
-from replicated_db.shell import database as module
-from replicated_db.shell.database import SubmissionUnknown, _Submissions
+from replicated_db.shell.database import submissions as module
+from replicated_db.shell.database.submissions import Submissions, SubmissionUnknown
 from schemas.records.log import Put
 
 PUT = Put(cf="stock", key=b"bolts", value=b"1", prev=None)
 
 
 @pytest.fixture
-def submissions() -> _Submissions:
-    return _Submissions(SequenceIds(), ManualClock(now_ms=1, elapsed=1))
+def submissions() -> Submissions:
+    return Submissions(SequenceIds(), ManualClock(now_ms=1, elapsed=1))
 
 
-def taken(submissions: _Submissions, count: int) -> list[Proposal]:
+def taken(submissions: Submissions, count: int) -> list[Proposal]:
     found = list(submissions.take(count, 1.0))
     assert len(found) == count
     return found
 
 
-def test_answers_come_in_any_order_and_those_of_nobody_are_passed_over(submissions: _Submissions) -> None:
+def test_answers_come_in_any_order_and_those_of_nobody_are_passed_over(submissions: Submissions) -> None:
     futures = [submissions.add([PUT]) for _ in range(4)]
     first, second, third, fourth = taken(submissions, 4)
     submissions.reply([Reply(proposal=second, response=b"i8")])
@@ -42,7 +42,7 @@ def test_answers_come_in_any_order_and_those_of_nobody_are_passed_over(submissio
         futures[3].result(0)
 
 
-def test_what_is_unanswered_is_proposed_again_to_the_next_claim(submissions: _Submissions) -> None:
+def test_what_is_unanswered_is_proposed_again_to_the_next_claim(submissions: Submissions) -> None:
     futures = [submissions.add([PUT]) for _ in range(2)]
     first, second = taken(submissions, 2)
     submissions.reply([Reply(proposal=first, response=b"i7")])
@@ -55,7 +55,7 @@ def test_what_is_unanswered_is_proposed_again_to_the_next_claim(submissions: _Su
 
 
 def test_no_more_submissions_wait_than_the_limit_says(
-    submissions: _Submissions, monkeypatch: pytest.MonkeyPatch
+    submissions: Submissions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_PENDING", 1)
     submissions.add([PUT])

@@ -1,0 +1,176 @@
+"""What hosts the databases of a process: how it opens them, what it attaches, and in which order it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from replicated_db.core.errors import StoreFailure, WrongCluster
+from replicated_db.core.leading.leader import LeaderLimits
+from replicated_db.core.ports import Log
+from replicated_db.core.tables.memory import ManualClock, MemoryLog
+from replicated_db.shell.bootstrap.opening import ReplicaToOpen
+from replicated_db.shell.database import host as module
+from replicated_db.shell.database.database import DatabaseService
+from replicated_db.shell.database.host import DatabaseHost, HostSettings
+from replicated_db.shell.rocks import RocksStore
+from stratolog.local.ports import free_ports
+from tests.support.local.secret import SECRET
+from tests.support.replicated.kit import FAMILIES, START_MS, Kit
+from transport.web.http_guard import HttpGuard
+
+SHARD = 3
+
+
+class Reports:
+    """What is published, and when it was closed."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def publish(self, replica: Any, outcome: Any) -> None: ...
+
+    def close(self) -> None:
+        self.ended.append("reports")
+
+
+class LocalLogs(DatabaseHost):
+    """All shards are of one log in memory."""
+
+    local_log: MemoryLog
+
+    def log(self, shard: int, headers: Any = None) -> Log:
+        return self.local_log
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalLogs]:
+    reports: Any = Reports()
+    monkeypatch.setattr(module, "closing", lambda: reports.ended.append("closing"))
+    clock = ManualClock(now_ms=START_MS)
+    settings = HostSettings(
+        node="n1", cluster="test", bootstrap_servers="127.0.0.1:1", log_topic="log", audit_topic="audit",
+        topic_id="topic", shards=8, secret=SECRET, tls=None, bootstrap_records=10, bootstrap_bytes_per_s=0,
+        scrub_within_ms=1_000, trim_log_after_ms=1_000,
+    )  # fmt: skip
+    made = LocalLogs(settings, reports, clock=clock, fatal=pytest.fail, note=lambda *_, **__: None)  # type: ignore[arg-type]
+    made.local_log = MemoryLog(clock)
+    yield made
+    made.close()
+
+
+def service() -> DatabaseService:
+    nothing: Any = None
+    return DatabaseService(
+        executes=Kit(), intake=nothing, outbox=nothing, reports=nothing, limits=LeaderLimits(), address="n1:1",
+        replicas=["n1"],
+    )  # fmt: skip
+
+
+def place(host: DatabaseHost, folder: Path, shard: int = SHARD) -> ReplicaToOpen:
+    database = folder / f"shard-{shard}"
+    return host.place(shard, database, FAMILIES, lambda: RocksStore(database, FAMILIES.names))
+
+
+def opened(host: DatabaseHost, folder: Path, shard: int = SHARD) -> Any:
+    return host.open(place(host, folder, shard), host.policy(list), lambda _: None, service())
+
+
+def test_a_database_that_is_opened_is_hosted(host: LocalLogs, tmp_path: Path) -> None:
+    database = opened(host, tmp_path)
+    identity = database.replica.identity
+    assert (identity.cluster, identity.shard, identity.shards, identity.node) == ("test", SHARD, 8, "n1")
+    assert host.databases == {SHARD: database}
+    assert host.replicas == {SHARD: database.replica}
+    assert host.loops == {SHARD: database.loop}
+    assert not host.leads(SHARD)
+    assert not host.leads(SHARD + 1), "no shard of this process"
+    database.loop.leading = True
+    assert host.leads(SHARD)
+
+
+def test_a_policy_has_the_processs_secret_and_bound(host: LocalLogs) -> None:
+    policy = host.policy(list, searches=1)
+    assert (policy.secret, policy.records, policy.searches) == (SECRET, 10, 1)
+
+
+def test_the_rows_of_another_shard_are_refused_and_let_go(host: LocalLogs, tmp_path: Path) -> None:
+    closed: list[None] = []
+
+    def of_another() -> Any:
+        raise WrongCluster("another's")
+
+    fake: Any = SimpleNamespace(get=lambda *_: of_another(), close=lambda: closed.append(None))
+    with pytest.raises(WrongCluster):
+        host.place(SHARD, tmp_path / "db", FAMILIES, lambda: fake).make()
+    assert closed == [None]
+
+
+def test_a_log_is_held_from_where_a_transfer_still_needs_it(host: LocalLogs, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host.holds(SHARD) == ()
+    monkeypatch.setattr(host.transfers, "holds", {SHARD: 0}.get)
+    assert host.holds(SHARD) == (0,), "from the very beginning"
+    assert host.holds(SHARD + 1) == ()
+
+
+def test_a_shard_is_followed_on_its_log_and_its_members_reports_and_rests_while_it_is_led(
+    host: LocalLogs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RuntimeError, match="make_app comes first"):
+        host.follow(SHARD)
+    placed: list[Any] = []
+    monkeypatch.setattr(module, "place_group", lambda servers, group, **given: placed.append((group, given)))
+    database = opened(host, tmp_path)
+    [port] = free_ports(1)
+    app = host.make_app(
+        "follower", host="127.0.0.1", port=port, data_dir=tmp_path, guard=HttpGuard(None), partitions=8, follows=()
+    )
+    topics = {"log_topic": "log", "audit_topic": "audit", "partitions": 8}
+    assert placed == [(app.conf.id, {**topics, "replicas": {SHARD: database.replica}})]
+    assert app.conf.id.startswith("follower-n1-")
+    told: list[tuple[str, str, int]] = []
+    for what in ("follow", "rest", "wake"):
+        monkeypatch.setattr(
+            app.transport, what, lambda topic, shard, what=what: told.append((what, topic, shard)), raising=False
+        )
+    host.follow(SHARD)
+    assert told == [("follow", "log", SHARD), ("follow", "audit", SHARD)]
+    told.clear()
+    database.loop.on_rest(True)
+    database.loop.on_rest(False)
+    assert told == [("rest", "log", SHARD), ("wake", "log", SHARD)]
+
+
+def test_nobody_trims_before_it_is_said_how(host: LocalLogs) -> None:
+    with pytest.raises(RuntimeError, match="trim_with comes first"):
+        _ = host.trimming
+    trimming = host.trim_with(lambda *_: "no base", lambda _: {})
+    assert host.trimming is trimming
+    assert trimming.led() == []
+
+
+def test_what_begins_with_a_process_ends_before_its_stores(host: LocalLogs, tmp_path: Path) -> None:
+    reports: Any = host.reports
+    ended = reports.ended
+    database = opened(host, tmp_path)
+    trimming = host.trim_with(lambda *_: "no base", lambda _: {})
+    host.start()
+    running = {"rolling-scrub", "log trimming"}
+    assert running <= {thread.name for thread in threading.enumerate()}
+    host.stop()
+    assert not running & {thread.name for thread in threading.enumerate()}
+    assert database.get("things", b"k") is None, "readers are answered until the end"
+    host.end_pages = [lambda: ended.append("pages")]
+    for name, part in {"transfers": host.transfers, "trimming": trimming, "store": database}.items():
+        close = part.close
+        part.close = lambda name=name, close=close: (ended.append(name), close())
+    host.close(lambda: ended.append("service"))
+    assert ended == ["closing", "pages", "transfers", "trimming", "service", "reports", "store"]
+    with pytest.raises(StoreFailure):
+        database.get("things", b"k")
+    RocksStore(tmp_path / f"shard-{SHARD}", FAMILIES.names).close()
