@@ -48,8 +48,7 @@ from schemas.records.datanode import (
 from schemas.records.log import DigestBase, Members, Tick
 from tests.support.datanodes.checksums import checksums_of
 from tests.support.datanodes.hosts import LocalHost
-from tests.support.local.deadlines import deadlines_by
-from tests.support.local.waiting import eventually
+from tests.support.local.waiting import deadlines_by, eventually
 from tests.support.replicated.kit import START_MS
 
 PARTITION, CONTAINER, LOCAL = 3, 256 + 3, 7

@@ -10,7 +10,7 @@ from confluent_kafka import OFFSET_END, KafkaException
 
 from om_processors.leading import log_ends
 from om_processors.leading.log_ends import ONE_TIMEOUT_S, LogEnds
-from tests.support.local.deadlines import deadlines_by
+from tests.support.local.waiting import deadlines_by
 
 SHARDS = 8
 

@@ -12,7 +12,7 @@ from om_processors.leading import shard_thread
 from om_processors.leading.shard_thread import LONGEST_FAILING_S, MAX_FAILING_S, ClaimPatience, ShardThread
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell.claiming import UnfitToLead
-from tests.support.local.deadlines import deadlines_by
+from tests.support.local.waiting import deadlines_by
 
 DEADLINE_S = 30.0
 
