@@ -36,6 +36,7 @@ from stratolog.drills import (
     zombie_leader,
 )
 from stratolog.drills.core.report import COULD_NOT_RUN, FAILED, PASSED, DrillReport, StepFailed
+from stratolog.drills.kit.catalogue import ProcessFault
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.load import BUCKET, client_of, put_key, volume_name
 from stratolog.drills.kit.log_reading import survey
@@ -282,7 +283,7 @@ def test_lost_broker(tmp_path: Path) -> None:
 def test_a_drill_does_not_begin_on_half_a_stack(cluster: Cluster) -> None:
     with_undo = Session()
     try:
-        cluster.kill(with_undo, cluster.names[0])
+        cluster.take(with_undo, cluster.names[0], ProcessFault.KILL)
         report = run("x", 0, lambda s: poison_request.run(s, cluster, 0), data_dir=cluster.settings.data_dir)
         assert report.verdict == COULD_NOT_RUN
         assert f"not running: {cluster.names[0]}" in report.reason
