@@ -34,7 +34,7 @@ WRITERS = 2
 """Keys of a volume that are written at a time."""
 WRITES_BEFORE = 20
 """Acknowledged writes that a drill waits for before it does anything."""
-KEYS_PER_S = 50.0
+KEYS_PER_S = 30.0
 """So many keys a second in each volume, so that the load stays light for the machine's users."""
 DEADLINE_MS = 120_000
 WAIT_S = 120.0
