@@ -16,6 +16,7 @@ from datanode_processors.pipeline.pipeline import Pipeline
 from datanode_processors.pipeline.pipeline_table import PipelineTable
 from datanode_processors.wire.wire_tls import WireTls
 from replicated_db.core.ports import Clock
+from replicated_db.shell.system import deadline_by
 from schemas import stream_errors as codes
 from schemas.records.datanode import ClosePipeline, Forwarded, PutBlock, PutBlocks, WriteChunk
 
@@ -69,12 +70,12 @@ class LogRequests:
     def wait_for(self, pipeline: Pipeline, request: Any) -> Any:
         """Have a request executed by this node, which leads, and return the answer; raises BlockError."""
         answer = pipeline.proposals.submit(request)
-        deadline_ms = self._clock.elapsed_ms() + int(ANSWER_TIMEOUT_S * 1000)
+        deadline = deadline_by(self._clock, ANSWER_TIMEOUT_S)
         while True:
             try:
                 return answer.result(ANSWER_STEP_S)
             except FutureTimeoutError:
-                if self._clock.elapsed_ms() > deadline_ms:
+                if deadline.has_passed:
                     raise BlockError(
                         codes.TIMED_OUT, f"{pipeline.opened.pipeline}: not effective after {ANSWER_TIMEOUT_S:.0f} s"
                     ) from None
@@ -82,17 +83,17 @@ class LogRequests:
     def close_pipeline(self, request: ClosePipeline, timeout_s: float) -> None:
         """Close a pipeline through the log, whoever leads, and wait until that is applied here; raises BlockError."""
         pipeline = self._pipelines.member(request.partition)
-        deadline_ms = self._clock.elapsed_ms() + int(timeout_s * 1000)
+        deadline = deadline_by(self._clock, timeout_s)
         while not pipeline.is_closed():
             try:
                 self._execute(request, forward=True)
             except BlockError as error:
                 passes = error.code in (codes.NOT_LEADER, codes.OVERLOADED, codes.TIMED_OUT, codes.NO_SUCH_PIPELINE)
-                if not passes or self._clock.elapsed_ms() > deadline_ms:
+                if not passes or deadline.has_passed:
                     raise
             with pipeline.changed:
                 pipeline.changed.wait(ANSWER_STEP_S)
-            if self._clock.elapsed_ms() > deadline_ms:
+            if deadline.has_passed:
                 raise BlockError(
                     codes.TIMED_OUT, f"{pipeline.opened.pipeline} is not closed here after {timeout_s:.0f} s"
                 )

@@ -26,6 +26,7 @@ from replicated_db.core.log.log_reads import read_log
 from replicated_db.core.log.position import Position
 from replicated_db.core.log.reading import advance, judge
 from replicated_db.core.ports import ANSWER_WAIT_S, Appender, Clock, Entry, Ids, Log, LogUnavailable
+from replicated_db.shell.system import deadline_by
 from schemas.codecs.codec import decode, encode
 
 CLAIM_WAIT_S = 10.0
@@ -98,9 +99,9 @@ class Claimer:
         self._claims.append(nonce)
         claim = claim_for(self.replica, nonce, self._address, self._clock.wall_ms())
         appender.append(0, encode(claim))
-        deadline_ms = self._clock.elapsed_ms() + CLAIM_WAIT_S * 1000
+        deadline = deadline_by(self._clock, CLAIM_WAIT_S)
         report = None
-        while report is None and self._clock.elapsed_ms() < deadline_ms and not stop.is_set():
+        while report is None and not deadline.has_passed and not stop.is_set():
             self._on_turn(0.0)
             report = next(iter(appender.poll(0.1)), None)
         if report is None or report.error is not None or report.offset < 0:
@@ -179,9 +180,9 @@ class Claimer:
 
     def _read_some(self, offset: int, limit: int) -> Sequence[Entry]:
         """Return records from ``offset`` on, none after READ_WAIT_S without one. The loop beats meanwhile."""
-        deadline_ms = self._clock.elapsed_ms() + READ_WAIT_S * 1000
+        deadline = deadline_by(self._clock, READ_WAIT_S)
         entries = self._read_step(offset, limit)
-        while not entries and self._clock.elapsed_ms() < deadline_ms:
+        while not entries and not deadline.has_passed:
             entries = self._read_step(offset, limit)
         return entries
 
@@ -214,12 +215,12 @@ class Claimer:
 
         Raises LogUnavailable after READ_WAIT_S without a record.
         """
-        deadline_ms = self._clock.elapsed_ms() + READ_WAIT_S * 1000
+        deadline = deadline_by(self._clock, READ_WAIT_S)
         while (following := self.replica.read_offset + 1) < end:
             entries = self._read_step(following, min(READ_LIMIT, end - following))
             for entry in entries:
                 self._on_offered(self.replica.offer(entry.offset, entry.value))
             if entries:
-                deadline_ms = self._clock.elapsed_ms() + READ_WAIT_S * 1000
-            elif self._clock.elapsed_ms() > deadline_ms:
+                deadline = deadline_by(self._clock, READ_WAIT_S)
+            elif deadline.has_passed:
                 raise LogUnavailable(f"no record from offset {following} on within {READ_WAIT_S} s")

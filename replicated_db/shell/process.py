@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.ports import LogUnavailable
+from transport.waiting.deadline import Deadline
 
 EXIT_FATAL = 70
 """Exit status after a StopProcess or a defect: look at the log before starting again."""
@@ -142,12 +143,12 @@ def keep_freed_memory() -> None:
 
 def when_brokers_answer(ask: Callable[[], T]) -> T:
     """Ask until the brokers answer, for at most BROKER_WAIT_S. Raises LogUnavailable if they do not."""
-    deadline = time.monotonic() + BROKER_WAIT_S
+    deadline = Deadline.after_s(BROKER_WAIT_S)
     while True:
         try:
             return ask()
         except LogUnavailable as error:
-            if time.monotonic() > deadline:
+            if deadline.has_passed:
                 raise
             log.warning("brokers do not answer: %s", error)
             time.sleep(1)

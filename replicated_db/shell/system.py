@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import time
 
+from replicated_db.core.ports import Clock
+from transport.waiting.deadline import Deadline
+
 
 class SystemClock:
     """CLOCK_BOOTTIME (it counts on while the machine sleeps) and the wall clock."""
@@ -16,6 +19,11 @@ class SystemClock:
     def wall_ms(self) -> int:
         """Return milliseconds since the epoch."""
         return time.time_ns() // 1_000_000
+
+
+def deadline_by(clock: Clock, timeout_s: float) -> Deadline:
+    """Return the deadline ``timeout_s`` seconds from now on a node's own clock."""
+    return Deadline.after_s(timeout_s, lambda: clock.elapsed_ms() / 1000)
 
 
 class SystemIds:

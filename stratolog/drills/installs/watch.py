@@ -23,6 +23,7 @@ from replicated_db.shell.bootstrap.candidate import candidate_folder
 from replicated_db.shell.bootstrap.install import look
 from stratolog.drills.installs.core.kill_findings import CandidateSight
 from stratolog.drills.installs.core.stages import ORDER, InstallStage, Sight, is_near, stage_of
+from transport.waiting.deadline import Deadline
 
 WANTED_FILES = re.compile(rb" in (\d+) files are to be fetched")
 ROUND = re.compile(rb"bootstrap: round (\d+): ")
@@ -96,10 +97,10 @@ class InstallWatch:
 
         It ends, too, when the node has ended, or the time is up.
         """
-        deadline_s, before, slice_s = time.monotonic() + timeout_s, None, SLICE_S
+        deadline, before, slice_s = Deadline.after_s(timeout_s), None, SLICE_S
         while True:
             found = self.stage()
-            if ORDER[found] >= ORDER[wanted] or not self.runs() or time.monotonic() > deadline_s:
+            if ORDER[found] >= ORDER[wanted] or not self.runs() or deadline.has_passed:
                 return found
             if is_near(found, wanted):
                 slice_s = min(slice_s * SLICE_GROWTH, LONGEST_SLICE_S) if found is before else SLICE_S

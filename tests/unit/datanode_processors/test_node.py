@@ -31,7 +31,7 @@ from schemas.sharding import MAX_PIPELINES
 from schemas.topics import DN_AUDIT, DN_HEARTBEATS, DN_LOG
 from tests.support.datanodes.checksums import checksums_of
 from tests.support.local.memory_broker import PARTITIONS, MemoryBroker, memory_broker
-from tests.support.local.waiting import eventually
+from tests.support.local.waiting import deadlines_by, eventually
 
 PARTITION, CONTAINER, CELL = 3, 256 + 3, 512
 Make = Callable[..., DatanodeProcess]
@@ -144,12 +144,13 @@ def test_containers_that_stay_open_are_named_and_nothing_is_marked(make: Make, m
 
     monkeypatch.setattr(module, "POLL_S", 0.125)
     monkeypatch.setattr(module, "PREPARE_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(module, "Deadline", deadlines_by(lambda: now[0]))
     monkeypatch.setattr(node.pipelines, "close_container", asked.append)
     with pytest.raises(BlockError, match=rf"open here: \[{CONTAINER}\]") as caught:
         node.prepare_upgrade()
     assert caught.value.code == codes.TIMED_OUT
-    assert asked == [CONTAINER] * 5, "at once, and after each pause until the time is over"
+    assert asked == [CONTAINER] * 4, "at once, and after each pause until the time is over"
     assert not node._is_prepared()
 
 
