@@ -5,7 +5,8 @@ trimmed to the newest *base* (``bases``) at or below that limit, so that a trimm
 the audit can begin. Rules:
 
     members     every member of the log's last Members record has told its durable position, but for those that are
-                left behind. No member needs what lies before its own ``keeps_from``.
+                left behind. No member needs what lies before its own ``keeps_from``. None has read past the log's
+                end: a log that has lost its end may have to rebuild all of them.
     majority    what is deleted is in the fsynced state of a majority of all members; flagged members do not count
     transfers   no transfer of a checkpoint needs the records from its position on
     audit       the audit has judged what lies before, or has been silent for AUDIT_SILENCE_MS since the base was logged
@@ -155,6 +156,9 @@ def _members(facts: TrimFacts, wish: TrimWish, members: Sequence[str]) -> RuleFi
             return RuleFinding(
                 rule="members", allows=NOTHING, why=f"{name} is a member and its position is not known: {place}"
             )
+        if place.offset >= facts.end:
+            why = f"{name} has read offset {place.offset}, but the log ends at {facts.end}: it has lost its end"
+            return RuleFinding(rule="members", allows=NOTHING, why=why)
         if slowest is None or place.keeps_from < slowest.keeps_from:
             slowest = place
     if slowest is None:

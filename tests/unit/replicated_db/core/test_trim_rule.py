@@ -51,6 +51,13 @@ def test_a_member_that_does_not_answer_ends_it_and_is_named():
     assert decide(facts, TrimWish(leave_behind=frozenset({"n3"}))).offset == 30
 
 
+def test_a_log_that_has_lost_what_a_member_has_read_is_kept_whole():
+    facts = known(n2=place("n2", offset=40))
+    assert decide(facts, TrimWish()).offset == 0
+    assert why(facts, "members") == "n2 has read offset 40, but the log ends at 40: it has lost its end"
+    assert decide(facts, TrimWish(leave_behind=frozenset({"n2"}))).offset == 30
+
+
 def test_a_member_that_joined_meanwhile_is_known_from_the_member_that_read_furthest():
     facts = known(n1=place("n1", offset=36, members=(*MEMBERS, "n4")))
     assert decide(facts, TrimWish()).offset == 0

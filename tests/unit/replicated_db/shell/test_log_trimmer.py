@@ -266,8 +266,8 @@ def test_how_old_a_log_and_its_bases_are(trimmer: LogTrimmer, clock: ManualClock
 
 
 def test_members_are_asked_once_and_those_whom_they_name_too(trimmer: LogTrimmer, member: Member):
-    own = replace(OWN, members=("n1", "n2"))
-    member.place = replace(own, node="n2", offset=4, members=("n1", "n2", "n3"))
+    own = replace(OWN, offset=2, keeps_from=2, members=("n1", "n2"))
+    member.place = replace(own, node="n2", offset=3, members=("n1", "n2", "n3"))
     found = trimmer.look(0, own, member.addresses, WITHOUT_AUDIT)
     assert member.asked == 1
     assert found.offset == 0
