@@ -75,6 +75,8 @@ class FleetView(Background):
             since_ms=clock.elapsed_ms(),
         )  # fmt: skip
         self._lock = threading.Lock()
+        self._ends: dict[int, int] = {}
+        """Where each partition ended when listening began: what lies behind was sent since, so it is young."""
         self._allocation = allocation
         self.picture: Picture = self._fleet.picture((), (), clock.elapsed_ms())
 
@@ -129,6 +131,9 @@ class FleetView(Background):
         since_ms = self._clock.wall_ms() - self._config.datanode_timeout_ms
         places = [TopicPartition(DN_HEARTBEATS, partition, since_ms) for partition in found.partitions]
         # A partition without so young a record is placed at its end.
+        self._ends = {
+            place.partition: consumer.get_watermark_offsets(place, timeout=REQUEST_TIMEOUT_S)[1] for place in places
+        }
         consumer.assign(consumer.offsets_for_times(places, timeout=REQUEST_TIMEOUT_S))
 
     def _hear(self, message: Message) -> None:
@@ -139,7 +144,15 @@ class FleetView(Background):
         except Undecodable as error:
             self._note(f"a heartbeat on {DN_HEARTBEATS} is unreadable: {error}")
             return
-        age_ms = self._clock.wall_ms() - message.timestamp()[1]
-        age_ms = max(0, min(age_ms, self._config.datanode_timeout_ms))
         with self._lock:
-            self._fleet.on_heartbeat(heartbeat, self._clock.elapsed_ms() - age_ms)
+            self._fleet.on_heartbeat(heartbeat, self._clock.elapsed_ms() - self._age_ms(message))
+
+    def _age_ms(self, message: Message) -> int:
+        """Return the age of a heartbeat: 0 of one that was sent since listening began, whatever the wall clock says.
+
+        The wall clock may be set while a node leads. If it were asked always, all datanodes could seem dead for good.
+        """
+        if (message.offset() or 0) >= self._ends[message.partition() or 0]:
+            return 0
+        age_ms = self._clock.wall_ms() - message.timestamp()[1]
+        return max(0, min(age_ms, self._config.datanode_timeout_ms))

@@ -45,8 +45,9 @@ class LeaderDuties:
         if fleet is not None:
             token_keys = None
             if config.block_tokens:
+                system = loops[SYSTEM_SHARD]
                 token_keys = TokenKeyRounds(
-                    loops[SYSTEM_SHARD].replica, config.secret, self._proposer, self._courier, clock, note
+                    system.replica, config.secret, self._proposer, self._courier, clock, note, system.log_time_ms
                 )
             placing = PlacementLoop(
                 config, fleet, loops, self._proposer, self._courier, clock, note, fatal, token_keys

@@ -48,8 +48,10 @@ class OpenKeyCleanup:
     """Walks through the open keys of one shard, while this node leads it."""
 
     def __init__(
-        self, shard: int, replica: Replica, proposer: Proposer, expire_threshold_ms: int, clock: Clock, note: Note
-    ) -> None:
+        self, shard: int, replica: Replica, proposer: Proposer, expire_threshold_ms: int, clock: Clock, note: Note,
+        log_time_ms: Callable[[], int],
+    ) -> None:  # fmt: skip
+        """``log_time_ms`` returns the present time of the shard's log."""
         self._shard = shard
         self._replica = replica
         self._proposer = proposer
@@ -58,33 +60,20 @@ class OpenKeyCleanup:
         self._note = note
         self._cursor = RowCursor(replica.store, OPEN_KEY_TABLE)
         self._rest_until_ms = 0
-        self._log_time_ms = -1
-        self._log_time_seen_ms = 0
-        """When this node first saw the time of the last batch, in ms since boot."""
+        self._log_time_ms = log_time_ms
 
     def turn(self) -> None:
         """Look at the next rows, and propose to expire those that are older than the threshold."""
         now_ms = self._clock.elapsed_ms()
-        log_time_ms = self._log_time(now_ms)
         if now_ms < self._rest_until_ms or self._replica.state.feature_level < OPEN_KEY_EXPIRY:
             return
         found = self._cursor.next_rows(MAX_ROWS, fitting)
         if self._cursor.at_end:
             self._rest_until_ms = now_ms + min(REST_MS, self._expire_threshold_ms)
-        before_ms = log_time_ms - self._expire_threshold_ms
+        before_ms = self._log_time_ms() - self._expire_threshold_ms
         rows = [key for key, value in found if tables.decode_key(value).modification_time_ms < before_ms]
         if rows:
             self._expire(rows, before_ms)
-
-    def _log_time(self, now_ms: int) -> int:
-        """Return the present time in the shard's log, or a little less; ``now_ms`` is since boot.
-
-        Rows carry the log's time. The wall clock may be set while a node leads, and would then end sessions of live
-        clients.
-        """
-        if (last_ms := self._replica.position.timestamp_ms) != self._log_time_ms:
-            self._log_time_ms, self._log_time_seen_ms = last_ms, now_ms
-        return last_ms + now_ms - self._log_time_seen_ms
 
     def _expire(self, rows: list[bytes], before_ms: int) -> None:
         body = ExpireOpenKeys(shard=self._shard, modified_before_ms=before_ms, rows=rows)
@@ -109,7 +98,7 @@ class OpenKeyCleanupLoop(Background):
         super().__init__("open key cleanup", fatal)
         self._loops = loops
         self._cleanups = {
-            shard: OpenKeyCleanup(shard, loop.replica, proposer, expire_threshold_ms, clock, note)
+            shard: OpenKeyCleanup(shard, loop.replica, proposer, expire_threshold_ms, clock, note, loop.log_time_ms)
             for shard, loop in loops.items()
         }
 

@@ -5,11 +5,13 @@ Rules:
 1. A key is rolled by a request; the next turn sees in the row whether it took effect.
 2. Each life of each datanode is told all valid keys, over mutual TLS, when they change; what was not taken is told
    again after RETRY_MS. A new leader tells everybody.
-3. Below the level ACCESS_CONTROL datanodes are told that no tokens are issued yet.
+3. Keys age by the log's time, which their row carries: this node's wall clock may be set.
+4. Below the level ACCESS_CONTROL datanodes are told that no tokens are issued yet.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -38,14 +40,17 @@ class TokenKeyRounds:
     """Rolls and tells; for the thread of the placement loop. The courier's threads only note what was taken."""
 
     def __init__(
-        self, replica: Replica, secret: ClusterSecret, proposer: Proposer, courier: Courier, clock: Clock, note: Note
-    ) -> None:
+        self, replica: Replica, secret: ClusterSecret, proposer: Proposer, courier: Courier, clock: Clock, note: Note,
+        log_time_ms: Callable[[], int],
+    ) -> None:  # fmt: skip
+        """``log_time_ms`` returns the present time of shard 0's log."""
         self._replica = replica
         self._secret = secret
         self._proposer = proposer
         self._courier = courier
         self._clock = clock
         self._note = note
+        self._log_time_ms = log_time_ms
         self._said: dict[str, Said] = {}
         self._not_before: dict[str, int] = {}
 
@@ -73,7 +78,7 @@ class TokenKeyRounds:
 
     def _keys(self) -> BlockTokenKeys | None:
         """Return the keys that are valid now, None if that is not known."""
-        replica, now_ms = self._replica, self._clock.wall_ms()
+        replica, now_ms = self._replica, self._log_time_ms()
         with replica.lock:
             level, flagged = replica.state.feature_level, replica.evidence is not None
             row = users.get_user(replica.rows, TOKEN_KEYS_USER)

@@ -116,6 +116,7 @@ class LeaderLoop:
         )  # fmt: skip
         self._read_indexes = ReadIndexes(replica.identity.shard, self.wake)
         self._taking: Intake | None = None
+        self._leader: Leader | None = None
         self._one_at_a_time = Lock()
         self._on_settled = on_settled
         self._spans = spans
@@ -142,6 +143,15 @@ class LeaderLoop:
     def read_index(self) -> Future[ReadIndex]:
         """Ask for a read index. Many askers share one Tick. The future fails with NotLeading."""
         return self._read_indexes.ask()
+
+    def log_time_ms(self) -> int:
+        """Return the present time of the shard's log, in ms since the epoch; the last batch's while this loop leads not.
+
+        Rows and records carry it. It begins with the brokers' time of the claim, and goes on with the time since boot:
+        the wall clock may be set while a node leads.
+        """
+        leader = self._leader
+        return self.replica.position.timestamp_ms if leader is None else leader.timestamp_ms(self._clock.elapsed_ms())
 
     def wake(self) -> None:
         """End a wait for proposals: there is something else to do."""
@@ -206,6 +216,7 @@ class LeaderLoop:
         intake = self._taking = self._intake(self.replica.request_position)
         try:
             self._nonce = leader.nonce
+            self._leader = leader
             self._read_indexes.open()
             self.leading = True
             self.times_led += 1
@@ -216,7 +227,7 @@ class LeaderLoop:
             raise
         finally:
             self._resign()
-            self._taking = None
+            self._leader = self._taking = None
             if self._spans is not None:
                 self._spans.drop("this claim ended before the answer")
             intake.close()

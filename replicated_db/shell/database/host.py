@@ -189,7 +189,7 @@ class DatabaseHost:
         settings = self.settings
         trimmer = LogTrimmer(
             settings.bootstrap_servers, settings.log_topic, settings.log_topic, cluster=settings.cluster,
-            topic_id=settings.topic_id, secret=settings.secret, tls=settings.tls, clock=self.clock,
+            topic_id=settings.topic_id, secret=settings.secret, tls=settings.tls,
         )  # fmt: skip
         self._trimming = LogTrimming(trimmer, self.loops, ask_base, addresses, self.holds)
         self._trim_loop = LogTrimLoop(self._trimming, settings.trim_log_after_ms, self.note, self.fatal)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 
-from replicated_db.core.ports import Clock
 from replicated_db.core.trimming.bases import Base
 from replicated_db.core.trimming.places import MemberPlace, agreeing
 from replicated_db.core.trimming.trim_rule import TrimDecision, TrimFacts, TrimWish, decide, members_of
@@ -29,13 +28,15 @@ Addresses = Mapping[str, str]
 
 
 class LogTrimmer:
-    """Trims the partitions of ``topic``; ``log`` is its name in verdicts. For any thread: one question at a time."""
+    """Trims the partitions of ``topic``; ``log`` is its name in verdicts. For any thread: one question at a time.
+
+    ``now_ms`` is the log's time: records carry the brokers' time, and this node's wall clock may be set.
+    """
 
     def __init__(
         self, bootstrap_servers: Brokers, topic: str, log: str, *, cluster: str, topic_id: str, secret: ClusterSecret | None,
-        clock: Clock, tls: ProcessTls | None = None,
+        tls: ProcessTls | None = None,
     ) -> None:  # fmt: skip
-        self._clock = clock
         self._calls = MemberCalls(cluster, secret, tls)
         self._verdicts = VerdictTail(bootstrap_servers, log)
         self._servers, self._topic, self._topic_id = bootstrap_servers, topic, topic_id
@@ -43,15 +44,15 @@ class LogTrimmer:
         self._logged_at_ms: dict[int, dict[Base, int]] = {}
         self._lock = Lock()
 
-    def look(self, partition: int, own: MemberPlace, addresses: Addresses, wish: TrimWish) -> TrimDecision:
+    def look(self, partition: int, own: MemberPlace, addresses: Addresses, wish: TrimWish, now_ms: int) -> TrimDecision:
         """Return how far a partition may be trimmed. Raises LogUnavailable if the brokers do not answer."""
         with self._lock:
-            return self._look(partition, own, addresses, wish)
+            return self._look(partition, own, addresses, wish, now_ms)
 
-    def trim(self, partition: int, own: MemberPlace, addresses: Addresses, wish: TrimWish) -> TrimDecision:
+    def trim(self, partition: int, own: MemberPlace, addresses: Addresses, wish: TrimWish, now_ms: int) -> TrimDecision:
         """Trim a partition as far as the rule allows; return the decision. Raises LogUnavailable: ask again."""
         with self._lock:
-            decision = self._look(partition, own, addresses, wish)
+            decision = self._look(partition, own, addresses, wish, now_ms)
             if decision.records:
                 self._of(partition).delete_before(decision.offset)
             return decision
@@ -79,26 +80,27 @@ class LogTrimmer:
             return f"{', '.join(others)} has another digest at index {index} than {', '.join(names)}: repair it first"
         return None
 
-    def base_ages_ms(self, partition: int, bases: Sequence[Base]) -> list[int]:
+    def base_ages_ms(self, partition: int, bases: Sequence[Base], now_ms: int) -> list[int]:
         """Return how long ago bases were logged that lie behind the log's beginning. Raises LogUnavailable."""
         with self._lock:
-            now_ms = self._clock.wall_ms()
             first = self._of(partition).bounds().first
             return [max(0, now_ms - time_ms) for time_ms in self._times(partition, first, bases).values()]
 
-    def age_ms(self, partition: int) -> int:
+    def age_ms(self, partition: int, now_ms: int) -> int:
         """Return how long ago the log's first record was appended; 0 if there is none. Raises LogUnavailable."""
         with self._lock:
             first_ms = self._of(partition).first_logged_at_ms()
-            return 0 if first_ms is None else max(0, self._clock.wall_ms() - first_ms)
+            return 0 if first_ms is None else max(0, now_ms - first_ms)
 
-    def _look(self, partition: int, own: MemberPlace, addresses: Addresses, wish: TrimWish) -> TrimDecision:
+    def _look(
+        self, partition: int, own: MemberPlace, addresses: Addresses, wish: TrimWish, now_ms: int
+    ) -> TrimDecision:
         answers = self._ask(partition, own, addresses)
         audit = self._verdicts.place(partition)
         records = self._of(partition)
         first, end = records.bounds()
         facts = TrimFacts(
-            first=first, end=end, now_ms=self._clock.wall_ms(), answers=answers, audit=audit,
+            first=first, end=end, now_ms=now_ms, answers=answers, audit=audit,
             logged_at_ms=self._times(partition, first, own.bases),
         )  # fmt: skip
         return decide(facts, wish)

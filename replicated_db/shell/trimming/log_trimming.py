@@ -82,11 +82,13 @@ class LogTrimming:
 
         Raises LogUnavailable.
         """
-        return self._trimmer.look(shard, self.place(shard), self._addresses(shard, addresses), wish)
+        now_ms = self._loops[shard].log_time_ms()
+        return self._trimmer.look(shard, self.place(shard), self._addresses(shard, addresses), wish, now_ms)
 
     def trim(self, shard: int, wish: TrimWish, addresses: Addresses) -> TrimDecision:
         """Trim a shard's log as far as the rule allows. Raises LogUnavailable."""
-        return self._trimmer.trim(shard, self.place(shard), self._addresses(shard, addresses), wish)
+        now_ms = self._loops[shard].log_time_ms()
+        return self._trimmer.trim(shard, self.place(shard), self._addresses(shard, addresses), wish, now_ms)
 
     def log_base(self, shard: int, addresses: Addresses) -> BaseAnswer:
         """Ask for a base, unless the last one is of the present state. It takes effect like any request."""
@@ -101,11 +103,12 @@ class LogTrimming:
 
     def base_ages_ms(self, shard: int) -> list[int]:
         """Return how long ago the bases were logged to which the log could be trimmed. Raises LogUnavailable."""
-        return self._trimmer.base_ages_ms(shard, self._loops[shard].replica.bases)
+        loop = self._loops[shard]
+        return self._trimmer.base_ages_ms(shard, loop.replica.bases, loop.log_time_ms())
 
     def age_ms(self, shard: int) -> int:
         """Return how long ago the log's first record was appended. Raises LogUnavailable."""
-        return self._trimmer.age_ms(shard)
+        return self._trimmer.age_ms(shard, self._loops[shard].log_time_ms())
 
     def _addresses(self, shard: int, others: Addresses) -> Addresses:
         return {**others, **self._addresses_of(shard)}

@@ -26,6 +26,15 @@ from tests.support.om.om_world import World
 TIMEOUT_MS = 60_000
 
 
+class SetClock(SystemClock):
+    """The system's, whose wall clock somebody sets."""
+
+    ahead_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.ahead_ms
+
+
 class Case:
     """A node that listens, beside a shard 0 without pipelines."""
 
@@ -43,7 +52,8 @@ class Case:
         replica: Any = SimpleNamespace(
             lock=RLock(), rows=world.tables, state=self.state, position=SimpleNamespace(index=0)
         )  # fmt: skip
-        self.view = FleetView(config, replica, self.allocation, SystemClock(), self.noted.append, self.failures.append)
+        self.clock = SetClock()
+        self.view = FleetView(config, replica, self.allocation, self.clock, self.noted.append, self.failures.append)
 
     def say(self, name: str, partition: int = 0, **changed: Any) -> None:
         self.broker.append(DN_HEARTBEATS, encode(replace(heartbeat(name), **changed)), partition=partition)
@@ -92,6 +102,17 @@ def test_who_speaks_in_any_partition_is_alive_soon(case: Case):
     for partition, name in enumerate(("dn1", "dn2", "dn3", "dn4")):
         case.hear(name, partition % PARTITIONS)
     assert case.noted == []
+
+
+@pytest.mark.parametrize("hours", [25, -25])
+def test_who_speaks_is_alive_whatever_this_nodes_wall_clock_says(case: Case, hours: int):
+    case.clock.ahead_ms = hours * 3_600_000
+    case.view.start()
+    case.hear("dn1")
+    case.clock.ahead_ms = -case.clock.ahead_ms
+    case.hear("dn2")
+    silent_ms = [case.view.refresh().member(name).silent_ms for name in ("dn1", "dn2")]
+    assert max(silent_ms) < TIMEOUT_MS, "a clock that is ahead made it the whole time-out"
 
 
 def test_what_is_unreadable_and_of_other_clusters_changes_nothing(case: Case):

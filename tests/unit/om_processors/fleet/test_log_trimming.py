@@ -40,7 +40,7 @@ class Shard:
         self.proposed: list[Any] = []
         this: Any = self
         config: Any = SimpleNamespace(bootstrap_servers="127.0.0.1:1", node_addresses=(("om1", "settings:1"),))
-        loops: Any = {shard: SimpleNamespace(leading=shard == 1, replica=self) for shard in (0, 1)}
+        loops: Any = {shard: SimpleNamespace(leading=shard == 1, replica=self, log_time_ms=int) for shard in (0, 1)}
         group = {"om1": "group:1", "om2": "group:2", "om3": "group:3"}
         monkeypatch.setattr(log_trimming, "_group_addresses", lambda _: group)
         trimmer: Any = Trimmer()

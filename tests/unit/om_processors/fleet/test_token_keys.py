@@ -45,8 +45,13 @@ class Leader:
         self.told: list[tuple[str, BlockTokenKeys]] = []
         self.proposed: list[RequestBody] = []
         self.proposes = True
+        self.ahead_ms = 0
+        """How far this node's wall clock is ahead of the log's time."""
         made: Any = self
-        self.rounds = TokenKeyRounds(self.replica, SECRET, made, made, self.world.clock, lambda *_, **__: None)
+        self.rounds = TokenKeyRounds(
+            self.replica, SECRET, made, made, self.world.clock, lambda *_, **__: None,
+            lambda: self.world.clock.now_ms - self.ahead_ms,
+        )  # fmt: skip
         self.issuer = BlockTokenIssuer(SECRET, lambda: self.replica, self.world.clock)
 
     @property
@@ -118,6 +123,18 @@ def test_a_key_is_rolled_daily_and_a_new_leader_tells_everybody():
     assert ids(successor.turn()) == [("dn1", [second, first]), ("dn2", [second, first])]
     assert ids(successor.turn(KEPT_MS)) == [("dn1", [second]), ("dn2", [second])]
     assert successor.proposed == []
+
+
+def test_a_wall_clock_that_is_set_rolls_no_key():
+    leader = Leader()
+    leader.turn()
+    leader.turn()
+    made = len(leader.proposed)
+    leader.ahead_ms = ROLL_MS + 3_600_000
+    leader.pass_time(leader.ahead_ms)
+    for _ in range(20):
+        leader.turn(500)
+    assert len(leader.proposed) == made
 
 
 def test_tokens_are_made_with_a_key_that_datanodes_know():

@@ -100,3 +100,14 @@ def test_it_goes_on_when_the_leaders_thread_stands_still(leading: Leading):
     assert leading.said == [True, False, True, False]
     leading.loop.look()
     assert leading.said[3:] == [False, False], "saying it twice does no harm"
+
+
+def test_the_logs_time_goes_on_by_the_time_since_boot_whatever_the_wall_clock_says(leading: Leading):
+    leading.write()
+    written_ms = leading.loop.replica.position.timestamp_ms
+    leading.clock.now_ms += 25 * 3_600_000
+    assert leading.loop.log_time_ms() == written_ms
+    leading.clock.elapsed += 60_000
+    assert leading.loop.log_time_ms() == written_ms + 60_000, "without a write, too"
+    leading.database.resign()
+    leading.until(lambda: leading.loop.log_time_ms() == leading.loop.replica.position.timestamp_ms)

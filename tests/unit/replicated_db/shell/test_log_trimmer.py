@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from replicated_db.core.ports import LogUnavailable
-from replicated_db.core.tables.memory import ManualClock
 from replicated_db.core.trimming.bases import Base
 from replicated_db.core.trimming.places import AuditPlace, MemberPlace
 from replicated_db.core.trimming.trim_rule import TrimWish
@@ -210,17 +209,15 @@ def member() -> Iterator[Member]:
 
 
 @pytest.fixture
-def clock(broker: MemoryBroker, topic: str) -> ManualClock:
-    """It stands 10 s after the log's first record."""
-    return ManualClock(now_ms=broker.read(topic, 1)[0].timestamp()[1] + 10_000)
+def now_ms(broker: MemoryBroker, topic: str) -> int:
+    """The log's time: 10 s after its first record."""
+    return broker.read(topic, 1)[0].timestamp()[1] + 10_000
 
 
 @pytest.fixture
-def trimmer(broker: MemoryBroker, topic: str, clock: ManualClock) -> Iterator[LogTrimmer]:
+def trimmer(broker: MemoryBroker, topic: str) -> Iterator[LogTrimmer]:
     broker.create(OM_VERDICTS)
-    found = LogTrimmer(
-        broker.bootstrap_servers, topic, "om.log", cluster="c", topic_id="id", secret=SECRET, clock=clock
-    )
+    found = LogTrimmer(broker.bootstrap_servers, topic, "om.log", cluster="c", topic_id="id", secret=SECRET)
     yield found
     found.close()
     assert found._records == {}
@@ -229,46 +226,46 @@ def trimmer(broker: MemoryBroker, topic: str, clock: ManualClock) -> Iterator[Lo
 WITHOUT_AUDIT = TrimWish(without_audit=True)
 
 
-def test_how_far_a_log_may_be_trimmed(trimmer: LogTrimmer, broker: MemoryBroker, clock: ManualClock):
-    found = trimmer.look(0, OWN, {}, WITHOUT_AUDIT)
+def test_how_far_a_log_may_be_trimmed(trimmer: LogTrimmer, broker: MemoryBroker, now_ms: int):
+    found = trimmer.look(0, OWN, {}, WITHOUT_AUDIT, now_ms)
     assert (found.first, found.end, found.offset, found.records) == (0, 4, 2, 2)
-    kept = trimmer.look(0, OWN, {}, replace(WITHOUT_AUDIT, keep_ms=20_000))
+    kept = trimmer.look(0, OWN, {}, replace(WITHOUT_AUDIT, keep_ms=20_000), now_ms)
     assert kept.offset == 0, "its base is 10 s old"
-    assert trimmer.look(0, OWN, {}, replace(WITHOUT_AUDIT, keep_ms=5_000)).offset == 2
-    assert trimmer.look(0, OWN, {}, TrimWish()).offset == 2, "nobody audits here"
-    judged = replace(VERDICT, barrier_offset=0, decided_at_ms=clock.now_ms)
+    assert trimmer.look(0, OWN, {}, replace(WITHOUT_AUDIT, keep_ms=5_000), now_ms).offset == 2
+    assert trimmer.look(0, OWN, {}, TrimWish(), now_ms).offset == 2, "nobody audits here"
+    judged = replace(VERDICT, barrier_offset=0, decided_at_ms=now_ms)
     broker.append(OM_VERDICTS, encode(judged))
-    assert trimmer.look(0, OWN, {}, TrimWish()).offset == 0, "the audit has not come so far"
-    assert trimmer.look(0, OWN, {}, WITHOUT_AUDIT).offset == 2
-    nothing = trimmer.trim(0, replace(OWN, bases=()), {}, WITHOUT_AUDIT)
+    assert trimmer.look(0, OWN, {}, TrimWish(), now_ms).offset == 0, "the audit has not come so far"
+    assert trimmer.look(0, OWN, {}, WITHOUT_AUDIT, now_ms).offset == 2
+    nothing = trimmer.trim(0, replace(OWN, bases=()), {}, WITHOUT_AUDIT, now_ms)
     assert nothing.records == 0
 
 
-def test_trimming_deletes_what_lies_before_the_base(trimmer: LogTrimmer, monkeypatch: pytest.MonkeyPatch):
+def test_trimming_deletes_what_lies_before_the_base(trimmer: LogTrimmer, now_ms: int, monkeypatch: pytest.MonkeyPatch):
     deleted: list[int] = []
     monkeypatch.setattr(trimmer._of(0), "delete_before", deleted.append)
-    assert trimmer.trim(0, replace(OWN, bases=()), {}, WITHOUT_AUDIT).records == 0
+    assert trimmer.trim(0, replace(OWN, bases=()), {}, WITHOUT_AUDIT, now_ms).records == 0
     assert deleted == []
-    assert trimmer.trim(0, OWN, {}, WITHOUT_AUDIT).records == 2
+    assert trimmer.trim(0, OWN, {}, WITHOUT_AUDIT, now_ms).records == 2
     assert deleted == [2]
 
 
-def test_how_old_a_log_and_its_bases_are(trimmer: LogTrimmer, clock: ManualClock, monkeypatch: pytest.MonkeyPatch):
-    assert trimmer.age_ms(0) == 10_000
-    assert trimmer.age_ms(3) == 0, "there is no record"
-    (age_ms,) = trimmer.base_ages_ms(0, (Base(0, 1, CHAIN), Base(1, 2, CHAIN), Base(2, 5, CHAIN)))
+def test_how_old_a_log_and_its_bases_are(trimmer: LogTrimmer, now_ms: int, monkeypatch: pytest.MonkeyPatch):
+    assert trimmer.age_ms(0, now_ms) == 10_000
+    assert trimmer.age_ms(3, now_ms) == 0, "there is no record"
+    (age_ms,) = trimmer.base_ages_ms(0, (Base(0, 1, CHAIN), Base(1, 2, CHAIN), Base(2, 5, CHAIN)), now_ms)
     assert 9_000 < age_ms <= 10_000, "of the three only one is a base behind the log's beginning"
     monkeypatch.setattr(trimmer._of(0), "base_logged_at_ms", lambda _: pytest.fail("it is known already"))
-    assert trimmer.base_ages_ms(0, OWN.bases) == [age_ms]
-    clock.now_ms -= 3_600_000
-    assert trimmer.base_ages_ms(0, OWN.bases) == [0], "a clock that runs behind"
-    assert trimmer.age_ms(0) == 0
+    assert trimmer.base_ages_ms(0, OWN.bases, now_ms) == [age_ms]
+    now_ms -= 3_600_000
+    assert trimmer.base_ages_ms(0, OWN.bases, now_ms) == [0], "a time before it was logged"
+    assert trimmer.age_ms(0, now_ms) == 0
 
 
-def test_members_are_asked_once_and_those_whom_they_name_too(trimmer: LogTrimmer, member: Member):
+def test_members_are_asked_once_and_those_whom_they_name_too(trimmer: LogTrimmer, now_ms: int, member: Member):
     own = replace(OWN, offset=2, keeps_from=2, members=("n1", "n2"))
     member.place = replace(own, node="n2", offset=3, members=("n1", "n2", "n3"))
-    found = trimmer.look(0, own, member.addresses, WITHOUT_AUDIT)
+    found = trimmer.look(0, own, member.addresses, WITHOUT_AUDIT, now_ms)
     assert member.asked == 1
     assert found.offset == 0
     assert "n3 is a member and its position is not known: its address is not known here" in found.held_by.why
