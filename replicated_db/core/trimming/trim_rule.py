@@ -10,7 +10,8 @@ the audit can begin. Rules:
     majority    what is deleted is in the fsynced state of a majority of all members; flagged members do not count
     transfers   no transfer of a checkpoint needs the records from its position on
     audit       the audit has judged what lies before, or has been silent for AUDIT_SILENCE_MS since the base was logged
-    agreement   the audit's last verdicts name no replica ``diverged``: what lies before a base is never judged again
+    agreement   the audit's last verdicts name no member ``diverged``: what lies before a base is never judged again.
+                A node that was removed has no verdicts to come, so its last one does not count
     keep        the operator keeps so many of the last records, or all records of so long a time
     base        there is a base at or below the limit that the leader and a majority of the members have read and agree
                 with, flagged ones and those left behind not counted
@@ -121,7 +122,7 @@ def decide(facts: TrimFacts, wish: TrimWish) -> TrimDecision:
         _majority(members, places, wish),
         _transfers(facts, places),
         _keep(facts, wish),
-        _agreement(facts, wish),
+        _agreement(facts, wish, members),
     ]
     limit = min(finding.allows for finding in limits)
     known = _bases_of_majority(members, places, wish)
@@ -207,12 +208,13 @@ def _keep(facts: TrimFacts, wish: TrimWish) -> RuleFinding:
     return RuleFinding(rule="keep", allows=facts.end, why=why)
 
 
-def _agreement(facts: TrimFacts, wish: TrimWish) -> RuleFinding:
+def _agreement(facts: TrimFacts, wish: TrimWish, members: Sequence[str]) -> RuleFinding:
     audit = facts.audit
-    if wish.without_audit or not isinstance(audit, AuditPlace) or not audit.diverged:
-        why = "not asked: without the audit" if wish.without_audit else "the audit names no replica that has diverged"
+    diverged = [name for name in audit.diverged if name in members or not name] if isinstance(audit, AuditPlace) else []
+    if wish.without_audit or not diverged:
+        why = "not asked: without the audit" if wish.without_audit else "the audit names no member that has diverged"
         return RuleFinding(rule="agreement", allows=facts.end, why=why)
-    why = f"the audit says that {', '.join(audit.diverged)} diverged: repair first, or give --without-audit"
+    why = f"the audit says that {', '.join(diverged)} diverged: repair first, or give --without-audit"
     return RuleFinding(rule="agreement", allows=NOTHING, why=why)
 
 

@@ -96,6 +96,9 @@ def test_a_transfer_holds_the_log():
         (AuditPlace(offset=3, decided_at_ms=0), 10),
         (AuditPlace(offset=-1, decided_at_ms=0), 10),
         (AuditPlace(offset=39, decided_at_ms=NOW_MS, diverged=("n2",)), 0),
+        (AuditPlace(offset=39, decided_at_ms=NOW_MS, diverged=("n9",)), 30),  # it was removed
+        (AuditPlace(offset=39, decided_at_ms=NOW_MS, diverged=("n2", "n9")), 0),
+        (AuditPlace(offset=39, decided_at_ms=NOW_MS, diverged=("",)), 0),  # the log itself
         ("no broker", 0),
     ],
 )
