@@ -145,7 +145,7 @@ class LeaderLoop:
         return self._read_indexes.ask()
 
     def log_time_ms(self) -> int:
-        """Return the present time of the shard's log, in ms since the epoch; the last batch's while this loop leads not.
+        """Return the present time of the shard's log, in ms since the epoch; that of the last batch while it leads not.
 
         Rows and records carry it. It begins with the brokers' time of the claim, and goes on with the time since boot:
         the wall clock may be set while a node leads.

@@ -18,13 +18,16 @@ from typing import Any
 VERSION = 1
 """Version of both records."""
 
-MAX_LISTED_FILES = 200_000
-"""Most files that a listing names, and most that an asking replica says to have."""
+MAX_LISTED_FILES = 1_000_000
+"""Most files that a listing names, and most that an asking replica says to have.
+
+A shard of a thousand snapshots has a thousand checkpoints, which share files but not names.
+"""
 
 MAX_LISTED_BYTES = 2**50
 """Most bytes of all files of a listing together."""
 
-MAX_LISTING_BYTES = 64 * 1024 * 1024
+MAX_LISTING_BYTES = 256 * 1024 * 1024
 """Most bytes of a record of this conversation."""
 
 MAX_TEXT_CHARACTERS = 256
@@ -192,7 +195,8 @@ def listing_from(given: Any) -> Listing:
     if not _is_digest(transfer):
         raise BadListing(f"transfer: {_shown(transfer)} is not 32 hexadecimal digits")
     kept = _texts(record, "kept", is_folder_name)
-    if twice := {name for name in kept if any(path.startswith(f"{CHECKPOINTS}/{name}/") for path in by_path)}:
+    listed = {path.split("/")[1] for path in by_path if path.startswith(f"{CHECKPOINTS}/")}
+    if twice := listed.intersection(kept):
         raise BadListing(f"kept: {_shown(min(twice))} is listed, too")
     position = record.get("position")
     if not isinstance(position, dict):

@@ -49,7 +49,7 @@ REPOSITORY_FILE = "repository.json"
 SPARE_BYTES = 256 * 1024 * 1024
 """Free space that a backup leaves on the repository's disk."""
 
-MAX_MANIFEST_BYTES = 256 * 1024 * 1024
+MAX_MANIFEST_BYTES = 1024 * 1024 * 1024
 """Most bytes of a manifest."""
 
 MAX_BACKUPS = 10_000

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from replicated_db.core.bootstrap.file_plan import folder_digest, folders_of, placement
-from replicated_db.core.bootstrap.listing import CHECKPOINTS, DATABASE, Content, Listing
+from replicated_db.core.bootstrap.listing import CHECKPOINTS, DATABASE, Content, ListedFile, Listing
 from replicated_db.core.bootstrap.peer_choice import ServingPeer
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.bootstrap.content_digests import ContentDigests
@@ -52,7 +52,7 @@ class Candidate:
         self._digests = digests
         self._own: dict[Content, Path] = {}
         self._whole: set[Content] = set()
-        self._own_folders: dict[str, str] = {}
+        self._own_folders: dict[str, list[ListedFile]] = {}
 
     def open(self) -> None:
         """Read what is there: contents of the candidate and of the replica, each by its digest. It takes long."""
@@ -71,8 +71,7 @@ class Candidate:
         for one in found:
             if one.file.is_immutable:
                 self._own[one.file.content] = self._path_of(one.file.path)
-        files = folders_of(one.file for one in found)
-        self._own_folders = {name: folder_digest(listed) for name, listed in files.items()}
+        self._own_folders = folders_of(one.file for one in found)
 
     @property
     def have(self) -> frozenset[Content]:
@@ -82,7 +81,7 @@ class Candidate:
     @property
     def folders(self) -> dict[str, str]:
         """The digest over the files of each of the replica's checkpoints, by name."""
-        return dict(self._own_folders)
+        return {name: folder_digest(files) for name, files in self._own_folders.items()}
 
     def mark(self, peer: ServingPeer, listing: Listing) -> None:
         """Follow a listing: content that it does not need goes; so does a tree of another mark, with unfinished parts.
@@ -167,15 +166,13 @@ class Candidate:
             raise StoreFailure(f"{self.folder}: the listing leaves out checkpoint {name}, which is not here")
         target = self.tree / CHECKPOINTS / name
         target.mkdir()
-        for one in self._digests.found_in(None, checkpoints_folder(self._database)):
-            _, folder, file = one.file.path.split("/")
-            if folder != name:
-                continue
-            if one.file.is_immutable:
-                os.link(self._path_of(one.file.path), target / file)
+        for one in self._own_folders[name]:
+            source = self._path_of(one.path)
+            if one.is_immutable:
+                os.link(source, target / source.name)
             else:
-                copy_durably(self._path_of(one.file.path), target / file)
-                progress(one.file.content.size)
+                copy_durably(source, target / source.name)
+                progress(one.content.size)
 
     def _source(self, content: Content) -> Path:
         if content in self._whole:

@@ -14,6 +14,7 @@ from replicated_db.core.bootstrap.listing import (
     CHECKPOINTS,
     DATABASE,
     IMMUTABLE_SUFFIXES,
+    MAX_LISTED_FILES,
     Content,
     ListedFile,
     is_folder_name,
@@ -22,7 +23,7 @@ from replicated_db.core.bootstrap.listing import (
 from replicated_db.core.errors import StoreFailure
 
 READ_BYTES = 1024 * 1024
-MAX_KEPT_DIGESTS = 200_000
+MAX_KEPT_DIGESTS = MAX_LISTED_FILES
 """Digests that are kept; the one that was not asked for the longest goes first."""
 
 

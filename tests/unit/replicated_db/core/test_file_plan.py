@@ -22,6 +22,7 @@ from replicated_db.core.bootstrap.file_plan import (
 )
 from replicated_db.core.bootstrap.listing import (
     MAX_LISTED_BYTES,
+    MAX_LISTED_FILES,
     MAX_NUMBER,
     MAX_TEXT_CHARACTERS,
     BadListing,
@@ -156,7 +157,7 @@ D1, D2 = CONTENTS[1].digest, CONTENTS[2].digest
         ({"files": [["db/a", D1, 2**50], ["db/b", D2, 2**50]], "links": []}, "bytes together"),
         ({"files": 7}, "files: a list"),
         ({"files": [7]}, "is not path, digest, size"),
-        ({"files": [["db/a", D1, 1]] * 200_001}, "at most 200000"),
+        ({"files": [["db/a", D1, 1]] * (MAX_LISTED_FILES + 1)}, f"at most {MAX_LISTED_FILES}"),
         ({"links": [["db/CURRENT", "db/000001.sst"]]}, "may not be linked"),
         ({"links": [["db/000002.sst"]]}, "is not listed"),
         ({"links": [["db/000001.sst"], ["db/000001.sst"]]}, "is in two groups"),

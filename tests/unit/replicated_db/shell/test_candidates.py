@@ -174,12 +174,15 @@ def test_a_candidate_that_is_discarded_leaves_nothing(fetched: Fetched):
 def test_checkpoints_that_the_replica_has_are_taken_over(source: RocksNode, listing: Listing, tmp_path: Path):
     own = RocksNode(tmp_path / "own", source.log, "n2").catch_up()
     own.close()
-    candidate = Candidate(own.database, ContentDigests())
+    read: list[int] = []
+    candidate = Candidate(own.database, ContentDigests(read.append))
     candidate.open()
     assert list(candidate.folders) == ["snapshot-1"]
+    read.clear()
     own.database.with_name("shard-0.checkpoints").joinpath("other").mkdir()
     (own.database.with_name("shard-0.checkpoints") / "other" / "1.sst").write_bytes(b"")
     candidate.build(replace(listing, files=(), links=(), kept=frozenset({"snapshot-1"})))
+    assert read == [], "a checkpoint that is taken over has all others read again"
     kept = own.database.with_name("shard-0.checkpoints") / "snapshot-1"
     made = candidate.tree / CHECKPOINTS / "snapshot-1"
     carried = {path.name for path in kept.iterdir() if not path.name.startswith(("LOG", "LOCK"))}
