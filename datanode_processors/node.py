@@ -156,7 +156,7 @@ class DatanodeProcess:
     def _stop_serving(self) -> None:
         self.host.stop()
         self.scrubber.stop()
-        self.reports.stop()
+        self.reports.close()
         self.server.stop()
         self.pipelines.stop()
         self.heartbeats.stop()

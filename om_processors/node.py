@@ -130,7 +130,7 @@ class OMNode:
             self.identities,
         )  # fmt: skip
         self.snapshot_diffs = DiffJobs(
-            config.data_dir / "snapshot-diffs", OM_FAMILIES.names, lambda: SystemIds().nonce().hex()
+            config.data_dir / "snapshot-diffs", OM_FAMILIES.names, lambda: SystemIds().nonce().hex(), fatal
         )
 
     def _headers_of(self, shard: int) -> Callable[[], Headers] | None:

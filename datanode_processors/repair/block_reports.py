@@ -10,8 +10,8 @@ Rules:
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Full, Queue
 
 from datanode_processors.blocks.block_store import BlockStore
@@ -25,6 +25,7 @@ from replicated_db.core.log.position import Position
 from replicated_db.core.ports import Clock, StoreSnapshot
 from replicated_db.shell.database.follower import NO_REPLICA_REPORT
 from replicated_db.shell.logs import Note
+from replicated_db.shell.process import Background
 from replicated_db.shell.reports import Headers
 from schemas.codecs.block_rows import block_key
 from schemas.codecs.codec import encode
@@ -44,26 +45,26 @@ MAX_WAITING = 16
 Send = Callable[[str, bytes, bytes, int, Headers], None]
 
 
-class BlockReports:
+class BlockReports(Background):
     """The reports of all pipelines of a datanode; scans run on a thread of its own."""
+
+    end_wait_s = 5.0
 
     def __init__(
         self, blocks: BlockStore, *, node: str, cluster: str, clock: Clock, send: Send, note: Note,
         fatal: Callable[[BaseException], None],
     ) -> None:  # fmt: skip
+        super().__init__("block-reports", fatal)
         self._blocks = blocks
         self._node = node
         self._cluster = cluster
         self._clock = clock
         self._send = send
         self._note = note
-        self._fatal = fatal
-        self._stop = threading.Event()
         self._pace = Pace(SCAN_BYTES_PER_SECOND, self._stop)
         self._queue: Queue[tuple[Pipeline, Position, StoreSnapshot] | None] = Queue(MAX_WAITING)
         self._scanning: set[int] = set()
-        self._thread = threading.Thread(target=self._run, name="block-reports", daemon=True)
-        self._thread.start()
+        self.start()
 
     def barrier(self, pipeline: Pipeline, at: Position) -> None:
         """Scan a pipeline's blocks as of a scrub barrier that was just applied, on the thread that applied it."""
@@ -78,16 +79,15 @@ class BlockReports:
         snapshot.close()
         self._note(f"{pipeline.opened.pipeline}: block report at {at.index} left out", shard=pipeline.partition)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Scan no more."""
         self._stop.set()
-        try:
+        with suppress(Full):
             self._queue.put_nowait(None)
-        except Full:
-            return
-        self._thread.join(5)
+        super().close()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Scan what waits, and report it."""
         while (found := self._queue.get()) is not None and not self._stop.is_set():
             pipeline, position, snapshot = found
             try:
@@ -95,9 +95,8 @@ class BlockReports:
                 if not self._stop.is_set():
                     key = f"{pipeline.partition}/{self._node}".encode()
                     self._send(DN_AUDIT, encode(report), key, pipeline.partition, [("kind", NO_REPLICA_REPORT)])
-            except StoreFailure as error:
-                if not self._stop.is_set():
-                    self._fatal(error)
+            except StoreFailure:
+                raise
             except Exception as error:  # a report that fails is a missing one: `unknown`
                 self._note(f"{pipeline.opened.pipeline}: no block report: {error!r}", shard=pipeline.partition)
             finally:

@@ -34,7 +34,7 @@ class KafkaOutbox(AuditReports):
         observe: Callable[[Replica, Offered], None] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(bootstrap_servers, OM_AUDIT, clock, log, fatal, observe)
-        self._topics = ReplyTopics(self._producer, log)
+        self._topics = ReplyTopics(self._producer, log, fatal)
         self._unsent = SeldomNote(log)
 
     def reply(self, replies: Sequence[Reply]) -> None:

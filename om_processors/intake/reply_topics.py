@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from confluent_kafka import KafkaException, Producer
 
+from replicated_db.shell.process import Background
 from schemas.topics import OM_RESPONSES, is_responses_topic
 
 LOOK_PAUSE_S = 1.0
@@ -20,38 +21,39 @@ LOOK_PAUSE_S = 1.0
 LOOK_WITHIN_S = 5.0
 
 
-class ReplyTopics:
+class ReplyTopics(Background):
     """The topics that exist. The first question for a user's topic starts the thread that looks."""
 
-    def __init__(self, producer: Producer, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, producer: Producer, log: Callable[[str], None], fatal: Callable[[BaseException], None]
+    ) -> None:  # fmt: skip
+        super().__init__("reply-topics", fatal)
         self._producer = producer
         self._log = log
         self._known: frozenset[str] = frozenset()
         self._wanted = threading.Event()
-        self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
 
     def has(self, topic: str) -> bool:
         """Say whether a topic exists; only the first question of all waits for the brokers. For any thread."""
         if topic == OM_RESPONSES or topic in self._known:
             return True
         with self._lock:
-            if self._thread is None and not self._stopping.is_set():
+            if not self.is_begun and not self._stop.is_set():
                 self._look()
-                self._thread = threading.Thread(target=self._run, name="reply-topics", daemon=True)
-                self._thread.start()
+                self.start()
         if topic not in self._known:
             self._wanted.set()
         return topic in self._known
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
+    def run(self) -> None:
+        """Look for topics when one was asked for that is not known."""
+        while not self._stop.is_set():
             self._wanted.wait()
             self._wanted.clear()
-            if not self._stopping.is_set():
+            if not self._stop.is_set():
                 self._look()
-                self._stopping.wait(LOOK_PAUSE_S)
+                self._stop.wait(LOOK_PAUSE_S)
 
     def _look(self) -> None:
         try:
@@ -63,5 +65,6 @@ class ReplyTopics:
 
     def close(self) -> None:
         """Look no more."""
-        self._stopping.set()
+        self._stop.set()
         self._wanted.set()
+        super().close()

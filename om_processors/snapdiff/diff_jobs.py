@@ -19,10 +19,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Condition
 
 from om_processors.snapdiff.core.job_states import UNFINISHED, JobEvent, JobState, RefusedEvent
 from om_processors.snapdiff.diff_job import DiffJob, DiffRequest, DiffSource
+from replicated_db.shell.process import Background
 
 log = logging.getLogger("stratolog.snapdiff")
 
@@ -32,10 +33,10 @@ KEPT_MS = 600_000
 """How long a job is kept after it was last asked about."""
 IDLE_MS = 60_000
 """How long nobody must have asked about a finished job before it makes room for another one."""
-SWEEP_S = 30.0
-"""How often jobs are looked through for those to forget."""
 STOP_WAIT_S = 10.0
 """How long the end of the node waits for the job that runs."""
+SWEEP_S = 30.0
+"""How often jobs are looked through for those to forget."""
 
 
 class DiffsBusy(Exception):
@@ -46,13 +47,19 @@ class UnknownDiff(Exception):
     """No such job is on this node: it was forgotten, or another node has it."""
 
 
-class DiffJobs:
-    """Jobs by id; safe for threads. ``folder`` is theirs alone. ``now_ms`` is a clock that never runs backwards."""
+class DiffJobs(Background):
+    """Jobs by id; safe for threads. ``folder`` is theirs alone. ``now_ms`` is a clock that never runs backwards.
+
+    The first job starts the thread. A failure of a job is the job's; one of the thread is ``fatal``.
+    """
+
+    end_wait_s = STOP_WAIT_S
 
     def __init__(
-        self, folder: Path, families: Sequence[str], new_id: Callable[[], str],
+        self, folder: Path, families: Sequence[str], new_id: Callable[[], str], fatal: Callable[[BaseException], None],
         now_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
     ) -> None:  # fmt: skip
+        super().__init__("snapshot-diff", fatal)
         self._folder = folder
         self._families = families
         self._new_id = new_id
@@ -61,8 +68,6 @@ class DiffJobs:
         self._jobs: dict[str, DiffJob] = {}
         self._asked_ms: dict[str, int] = {}
         self._queue: list[DiffJob] = []
-        self._thread: Thread | None = None
-        self._closed = False
         shutil.rmtree(folder, ignore_errors=True)
 
     def submit(self, request: DiffRequest, source: DiffSource) -> DiffJob:
@@ -74,7 +79,7 @@ class DiffJobs:
                 if wanted and job.state in (JobState.QUEUED, JobState.RUNNING, JobState.DONE):
                     self._asked_ms[job.job_id] = self._now_ms()
                     return job
-            if self._closed or (len(self._jobs) >= MAX_DIFF_JOBS and not self._make_room()):
+            if self._stop.is_set() or (len(self._jobs) >= MAX_DIFF_JOBS and not self._make_room()):
                 raise DiffsBusy(
                     f"{len(self._jobs)} snapshot diffs run, wait or are kept here, as many as are taken: ask again later"
                 )
@@ -83,9 +88,8 @@ class DiffJobs:
             self._jobs[job_id] = job
             self._asked_ms[job_id] = self._now_ms()
             self._queue.append(job)
-            if self._thread is None:
-                self._thread = Thread(target=self._work, name="snapshot-diff", daemon=True)
-                self._thread.start()
+            if not self.is_begun:
+                self.start()
             self._changed.notify_all()
         return job
 
@@ -121,13 +125,14 @@ class DiffJobs:
         del self._asked_ms[job_id]
         self._jobs.pop(job_id).close()
 
-    def _work(self) -> None:
+    def run(self) -> None:
+        """Run the jobs that wait, one after the other, and forget old ones."""
         while True:
             with self._changed:
                 self._forget()
-                if not self._queue and not self._closed:
+                if not self._queue and not self._stop.is_set():
                     self._changed.wait(SWEEP_S)
-                if self._closed:
+                if self._stop.is_set():
                     return
                 job = self._queue.pop(0) if self._queue else None
             if job is not None:
@@ -136,14 +141,13 @@ class DiffJobs:
     def close(self) -> None:
         """Stop the job that runs, and remove everything from the disk; a second call does nothing."""
         with self._changed:
-            self._closed = True
+            self._stop.set()
             for job in self._jobs.values():
                 _stop(job)
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(STOP_WAIT_S)
-            if self._thread.is_alive():
-                return  # what is left goes at the next start
+        super().close()
+        if self._thread.is_alive():
+            return  # what is left goes at the next start
         with self._changed:
             for job_id in list(self._jobs):
                 self._remove(job_id)

@@ -90,6 +90,9 @@ def end_soon(close: Callable[[], None]) -> threading.Timer:
 class Background:
     """A thread that runs from :meth:`start` to :meth:`close`. An error of :meth:`run` meanwhile is ``fatal``."""
 
+    end_wait_s = END_WAIT_S
+    """How long :meth:`close` waits for the end."""
+
     def __init__(self, name: str, fatal: Callable[[BaseException], None]) -> None:
         self._fatal = fatal
         self._stop = threading.Event()
@@ -99,11 +102,16 @@ class Background:
         """Start the thread."""
         self._thread.start()
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the thread was started."""
+        return self._thread.ident is not None
+
     def close(self) -> None:
-        """Set ``_stop``, and wait END_WAIT_S at most for the thread to end."""
+        """Set ``_stop``, and wait for the thread to end."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(END_WAIT_S)
+            self._thread.join(self.end_wait_s)
 
     def run(self) -> None:
         """Work until ``_stop`` is set."""

@@ -10,7 +10,6 @@ says why what was found at a snapshot holds at a later barrier; ``reports`` tell
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -19,11 +18,11 @@ from typing import Any
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.applying.rolling_pass import SLICE_ROWS, FamilyScan, ScanPace
 from replicated_db.core.errors import StoreFailure
+from replicated_db.shell.process import Background
 from replicated_db.shell.reports import AuditReports
 
-STOP_SECONDS = 5.0
 RETRY_SECONDS = 1.0
-"""How long it waits after a pass that failed, and while there is no replica."""
+"""How long it waits after a pass that did not end, and while there is no replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,39 +35,33 @@ class LastPass:
     differing_slots: int
 
 
-class RollingScrub:
-    """Scans replicas in turn; :meth:`start` it once, and :meth:`stop` it before the stores are closed.
+class RollingScrub(Background):
+    """Scans replicas in turn; :meth:`start` it once, and :meth:`close` it before the stores are closed.
 
     ``replicas`` is asked at the beginning of each pass. With a ``within_ms`` of 0 nothing is scanned. ``fatal`` is
     called if a store cannot be read.
     """
+
+    end_wait_s = 5.0
 
     def __init__(
         self, replicas: Callable[[], Iterable[Replica]], reports: AuditReports, within_ms: int,
         log: Callable[[str], None], fatal: Callable[[BaseException], None], *, what: str = "shard",
     ) -> None:  # fmt: skip
         """``what``: the word for the log of a replica, in messages."""
+        super().__init__("rolling-scrub", fatal)
         self._replicas = replicas
         self._reports = reports
         self.within_ms = within_ms
         self._log = log
-        self._fatal = fatal
         self._what = what
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rolling-scrub", daemon=True)
         self._pace = ScanPace(pass_s=within_ms / 2000)
         self._last: dict[int, LastPass] = {}
 
     def start(self) -> None:
         """Start the thread, if anything is to be scanned."""
         if self.within_ms:
-            self._thread.start()
-
-    def stop(self) -> None:
-        """End the pass that runs; returns once no snapshot is held."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(STOP_SECONDS)
+            super().start()
 
     def last(self, shard: int) -> LastPass | None:
         """Return what the last pass over a shard's replica was; None if there was none yet."""
@@ -81,13 +74,14 @@ class RollingScrub:
             return None
         return {"within_ms": self.within_ms, "last_pass": None if last is None else asdict(last)}
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
+    def run(self) -> None:
+        """Scan, pass after pass; the end of a pass that is stopped leaves no snapshot held."""
+        while not self._stop.is_set():
             began_s = time.monotonic()
             rows = self._pass()
             took_s = time.monotonic() - began_s
             if rows is None:
-                self._stopping.wait(RETRY_SECONDS)
+                self._stop.wait(RETRY_SECONDS)
                 continue
             if took_s > self._pace.pass_s:
                 self._log(
@@ -95,7 +89,7 @@ class RollingScrub:
                     f"found within {2 * took_s:.0f} s, not {self.within_ms / 1000:.0f} s"
                 )
             self._pace = ScanPace(pass_s=self._pace.pass_s, rows=rows)
-            self._stopping.wait(self._pace.pass_s - took_s)
+            self._stop.wait(self._pace.pass_s - took_s)
 
     def _pass(self) -> int | None:
         """Scan all replicas once; return how many rows there were, None if the pass did not end."""
@@ -104,9 +98,7 @@ class RollingScrub:
             try:
                 found = self._scan(replica)
             except StoreFailure as error:
-                if not self._stopping.is_set():
-                    self._fatal(StoreFailure(f"{self._what} {replica.identity.shard}: rolling scrub: {error}"))
-                return None
+                raise StoreFailure(f"{self._what} {replica.identity.shard}: rolling scrub: {error}") from error
             if found is None:
                 return None
             rows += found
@@ -137,7 +129,7 @@ class RollingScrub:
                 began_s = time.monotonic()
                 read = scan.step()
                 rows += read
-                if self._stopping.wait(self._pace.rest_s(time.monotonic() - began_s)):
+                if self._stop.wait(self._pace.rest_s(time.monotonic() - began_s)):
                     return None
                 if read < SLICE_ROWS:
                     break

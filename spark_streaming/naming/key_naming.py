@@ -7,6 +7,7 @@ keys from the start, until the buckets are looked at again.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -41,6 +42,9 @@ KEPT_SUBJECTS = 1_024
 """Most replicas of partitions of which it is remembered what was found."""
 
 STOP_SECONDS = 2.0
+
+
+log = logging.getLogger("stratolog.audit")
 
 
 class _Subject(NamedTuple):
@@ -105,10 +109,13 @@ class KeyNaming:
                 continue
             # Of a replica at a barrier a second several wait while the first is looked at. Each gets the keys: whoever
             # waits for those of one verdict would wait for ever.
-            if (known := self._known(verdict)) is None:
-                self._name(verdict)
-            else:
-                self._tell(verdict, known)
+            try:
+                if (known := self._known(verdict)) is None:
+                    self._name(verdict)
+                else:
+                    self._tell(verdict, known)
+            except Exception:  # of one verdict; the next ones are named all the same
+                log.exception("the keys of a verdict on %s are not named", verdict.node)
 
     def _name(self, verdict: Verdict) -> None:
         silent: dict[str, str] = {}

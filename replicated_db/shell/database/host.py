@@ -250,7 +250,7 @@ class DatabaseHost:
         """End what :meth:`start` has begun."""
         if self._trim_loop is not None:
             self._trim_loop.close()
-        self.rolling_scrub.stop()
+        self.rolling_scrub.close()
 
     def close(self, *parts: Callable[[], None]) -> None:
         """Stop, end the pages, close the service's ``parts`` in their order, send what is queued, close the stores."""

@@ -37,7 +37,9 @@ class DiffNode:
         self.node = SnapshotNode(folder)
         # Two nodes of one test never give the same id.
         first, ids = int.from_bytes(name.encode(), "big") << 32, count()
-        self.jobs = DiffJobs(folder / "diffs", OM_FAMILIES.names, lambda: f"{first + next(ids):032x}")
+        self.jobs = DiffJobs(
+            folder / "diffs", OM_FAMILIES.names, lambda: f"{first + next(ids):032x}", self.node.failures.append
+        )
         replicas = {0: self.node.replica}
         consistency = Consistency(None, replicas, {}, self.node.failures.append)  # type: ignore[arg-type] # stale reads ask nobody
         self.api = SnapshotDiffApi(name, replicas, consistency, self.jobs)

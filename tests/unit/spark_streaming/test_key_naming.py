@@ -31,6 +31,7 @@ from spark_streaming.naming.core.row_differences import (
 )
 from spark_streaming.naming.key_naming import KeyNaming
 from spark_streaming.naming.replica_rows import NoRows, ReplicaRows
+from tests.support.local.waiting import eventually
 
 TRUE = {b"a": 1, b"b": 2, b"c": -3}
 BUCKET = Difference(cf="keyTable", bucket=7, log_sum=0, replica_sum=9)
@@ -344,3 +345,20 @@ def test_what_waits_is_bounded_and_a_stop_ends_it(replicas: dict[str, Replica], 
         release.set()
         found.close()
         assert len(found.verdicts) <= 3
+
+
+def test_a_verdict_that_cannot_be_told_keeps_no_others_from_being_named(replicas: dict[str, Replica]):
+    """The disk of the health file is full for a moment; the thread died, and no key was named from then on."""
+    told: list[Verdict] = []
+
+    def tell(verdict: Verdict) -> None:
+        told.append(verdict)
+        if len(told) == 1:
+            raise OSError("No space left on device")
+
+    naming = KeyNaming(ReplicaRows(addresses(replicas)), tell)
+    naming.start()
+    for bucket in (7, 8):
+        naming.take(replace(VERDICT, differences=[replace(BUCKET, bucket=bucket)]))
+    eventually(lambda: len(told) == 2)
+    naming.stop()

@@ -88,7 +88,7 @@ class World:
         return decode_as(BlockReport, value)
 
     def stop(self) -> None:
-        self.reports.stop()
+        self.reports.close()
         self.node.stop()
 
 
@@ -171,7 +171,7 @@ def test_a_store_that_fails_ends_the_process(world: World, monkeypatch: pytest.M
 def test_after_the_end_nothing_is_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     monkeypatch.setattr(world.reports._thread, "join", waited.append)
-    world.reports.stop()
+    world.reports.close()
     assert len(waited) == 1, "what is under way is waited for"
     world.barrier()
     assert world.snapshots[0].closed
@@ -273,7 +273,7 @@ def test_the_end_waits_for_no_scan_that_has_not_begun(scans: Scans) -> None:
     scans.barrier(1)
     eventually(lambda: scans.begun == [1])
     scans.barrier(2)
-    scans.world.reports.stop()
+    scans.world.reports.close()
     scans.go_on.set()
     scans.world.reports._thread.join(WAIT_S)
     assert scans.begun == [1]

@@ -36,6 +36,7 @@ from schemas.result_codes import NOT_LEADER, OVERLOADED, retry_after_ms
 from schemas.topics import OM_REJECTED, OM_REQUESTS, OM_RESPONSES
 from tests.support.local.memory_broker import MemoryBroker, memory_broker
 from tests.support.local.secret import SECRET
+from tests.support.local.waiting import eventually
 from tests.support.om.om_world import request_of
 from tests.support.om.requests import SHARD, WAIT_S, position, request
 
@@ -53,7 +54,8 @@ class Case:
         self.may_take_snapshot = True
         self.spans: Any = None
         self.identities: Identities | None = None
-        self.outbox = KafkaOutbox(broker.bootstrap_servers, self.clock, self.noted.append, lambda _: None)
+        self.failures: list[BaseException] = []
+        self.outbox = KafkaOutbox(broker.bootstrap_servers, self.clock, self.noted.append, self.failures.append)
         self.opened: list[RequestIntake] = []
 
     def open(self, hint: RequestPosition | None = None, servers: str = "") -> RequestIntake:
@@ -110,6 +112,15 @@ def test_a_topic_of_responses_that_does_not_exist_is_looked_for_and_not_written_
         time.sleep(0.05)
     case.outbox.close()
     assert case.broker.count("om.responses.bob", 0) == 0
+
+
+def test_a_look_for_topics_that_fails_ends_the_process(case: Case, monkeypatch: pytest.MonkeyPatch):
+    """The thread died in silence, and no user's topic was known from then on."""
+    assert not case.outbox._topics.has("om.responses.bob")
+    monkeypatch.setattr(case.outbox._topics, "_look", lambda: 1 // 0)
+    assert not case.outbox._topics.has("om.responses.bob")
+    eventually(lambda: case.failures)
+    assert isinstance(case.failures[0], ZeroDivisionError)
 
 
 def test_a_flood_in_another_users_topic_ends_after_some_refusals_and_delays_nobody(case: Case):

@@ -53,11 +53,15 @@ class Case:
         self.store.copy_to(folder / "s2")
         self.now_ms = 1_000
         self.lost: str | None = None
+        self.failures: list[BaseException] = []
         self.ids = count(1)
         self.jobs = self.opened()
 
     def opened(self) -> DiffJobs:
-        return DiffJobs(self.folder / "diffs", OM_COLUMN_FAMILIES, lambda: f"job-{next(self.ids)}", lambda: self.now_ms)
+        return DiffJobs(
+            self.folder / "diffs", OM_COLUMN_FAMILIES, lambda: f"job-{next(self.ids)}", self.failures.append,
+            lambda: self.now_ms,
+        )  # fmt: skip
 
     def source(self, newer: str | None = "s2") -> DiffSource:
         return DiffSource(
@@ -78,6 +82,7 @@ def case(tmp_path: Path) -> Iterator[Case]:
     yield case
     case.jobs.close()
     case.store.close()
+    assert case.failures == []
 
 
 def until(reached: Callable[[], bool]) -> None:
@@ -127,6 +132,24 @@ def test_a_job_finds_the_entries(case: Case, request_: DiffRequest):
     assert job.page(b"", 100) == (ENTRIES, None)
     assert case.on_disk() == [job.job_id]
     assert [path.name for path in (case.folder / "diffs" / job.job_id).iterdir()] == ["rows"]
+
+
+def test_a_thread_that_fails_ends_the_process(case: Case, monkeypatch: pytest.MonkeyPatch):
+    """It died in silence, and every later job waited for ever."""
+
+    def no_entry(_: DiffJob) -> None:
+        raise OSError("the disk is gone")
+
+    ended(case.submit())
+    case.now_ms += KEPT_MS
+    monkeypatch.setattr(DiffJob, "close", no_entry)
+    case.jobs._changed.acquire()
+    case.jobs._changed.notify_all()
+    case.jobs._changed.release()
+    until(lambda: bool(case.failures))
+    assert [str(error) for error in case.failures] == ["the disk is gone"]
+    case.failures.clear()
+    monkeypatch.undo()
 
 
 def test_now_is_the_present_state(case: Case):

@@ -78,7 +78,7 @@ class Case:
 
     def close(self) -> None:
         for scrub in self.scrubs:
-            scrub.stop()
+            scrub.close()
         self.reports.close()
 
 
@@ -204,9 +204,16 @@ def test_passes_follow_each_other_and_one_that_takes_too_long_is_told(case: Case
 
 def test_nothing_is_scanned_if_nothing_is_to_be(case: Case):
     scrub = case.scrub(within_ms=0)
-    scrub.stop()
+    scrub.close()
     assert (scrub.last(0), scrub.told(0)) == (None, None)
     assert case.told() == []
+
+
+def test_whatever_fails_ends_the_process_and_no_thread_dies_in_silence(case: Case, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(case.reports, "scanned", lambda *_: 1 // 0)
+    case.scrub()
+    eventually(lambda: case.failures)
+    assert isinstance(case.failures[0], ZeroDivisionError)
 
 
 def test_a_store_that_cannot_be_read_ends_the_process(case: Case, monkeypatch: pytest.MonkeyPatch):
