@@ -48,6 +48,8 @@ MAX_FETCHING = 2
 PEER_TIMEOUT_S = 30.0
 MAX_KNOWN = 256
 """Copies whose rows are kept in memory."""
+MAX_KNOWN_BYTES = 64 * 1024 * 1024
+"""Bytes of those rows; the copy that was read last stays."""
 
 
 class Copies:
@@ -63,6 +65,7 @@ class Copies:
         self._deleting = threading.Lock()
         self._fetching: set[int] = set()
         self._known: OrderedDict[int, dict[int, bytes]] = OrderedDict()
+        self._known_bytes = 0
         self._deletions = 0
 
     def fetch(self, request: FetchContainer) -> Accepted:
@@ -197,8 +200,11 @@ class Copies:
     def _forget(self, container_id: int) -> None:
         """Have rows read anew, also for a reader that is reading them now."""
         with self._lock:
-            self._known.pop(container_id, None)
+            self._drop_known(container_id)
             self._deletions += 1
+
+    def _drop_known(self, container_id: int) -> None:
+        self._known_bytes -= _bytes_of(self._known.pop(container_id, {}))
 
     # -- what they hold --------------------------------------------------------------------------------------------
 
@@ -219,9 +225,11 @@ class Copies:
         found = {block_of_key(key)[1]: value for key, value in stored_rows(self._blocks, container_id)}
         with self._lock:
             if found and deletions == self._deletions:
+                self._drop_known(container_id)
                 self._known[container_id] = found
-                while len(self._known) > MAX_KNOWN:
-                    self._known.popitem(last=False)
+                self._known_bytes += _bytes_of(found)
+                while len(self._known) > MAX_KNOWN or (self._known_bytes > MAX_KNOWN_BYTES and len(self._known) > 1):
+                    self._drop_known(next(iter(self._known)))
         return found
 
     def stored(self, container_id: int) -> dict[int, BlockRow]:
@@ -280,6 +288,10 @@ class Copies:
             raise self._not_here(container_id)
         blocks = [block_key(container_id, local_id) + rows[local_id] for local_id in sorted(rows)]
         return ContainerBlocks(container_id=container_id, closed=True, blocks=blocks)
+
+
+def _bytes_of(rows: Mapping[int, bytes]) -> int:
+    return sum(map(len, rows.values()))
 
 
 def _tombstone(row: BlockRow) -> BlockRow:

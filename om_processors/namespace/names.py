@@ -39,11 +39,15 @@ _NUMERIC = re.compile(r"[0-9.]*")
 _ILLEGAL_PAIRS = ("..", "-.", ".-")
 
 
-@lru_cache(maxsize=NAME_CACHE_ENTRIES)
 def _resource_name_fault(name: str) -> str | None:
     """Return the fault in a volume's or bucket's name, or None."""
-    if not MIN_NAME_CHARACTERS <= len(name) <= MAX_NAME_CHARACTERS:
+    if not MIN_NAME_CHARACTERS <= len(name) <= MAX_NAME_CHARACTERS:  # not remembered: it may have a mebibyte
         return f"it has {len(name)} characters instead of {MIN_NAME_CHARACTERS} to {MAX_NAME_CHARACTERS}"
+    return _character_fault(name)
+
+
+@lru_cache(maxsize=NAME_CACHE_ENTRIES)
+def _character_fault(name: str) -> str | None:
     if unsupported := _UNSUPPORTED.search(name):
         return f"{unsupported.group()!r} is not allowed: lowercase letters, digits, '.' and '-' are"
     if name[0] in ".-" or name[-1] in ".-":

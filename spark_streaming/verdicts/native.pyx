@@ -23,6 +23,7 @@ cdef enum:
     BUCKET_MASK = 255
     TOMBSTONE = 8
     KNOWN_TEXTS = 1024
+    KNOWN_TEXT_BYTES = 128
 
     PUT = 0
     DELETE = 1
@@ -455,7 +456,10 @@ cdef class BatchScanner:
 
     cdef object text(self, Text found):
         """Return a text as one object for all that are alike: there are few types and result codes."""
-        cdef bytes key = PyBytes_FromStringAndSize(<const char*>found.data, found.size)
+        cdef bytes key
+        if found.size > KNOWN_TEXT_BYTES:  # no word of ours: a record may have megabytes of it
+            return PyUnicode_DecodeUTF8(<const char*>found.data, found.size, NULL)
+        key = PyBytes_FromStringAndSize(<const char*>found.data, found.size)
         known = self._texts.get(key)
         if known is None:
             known = PyUnicode_DecodeUTF8(<const char*>found.data, found.size, NULL)

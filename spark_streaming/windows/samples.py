@@ -33,7 +33,7 @@ from schemas.column_families import BLOCK_TABLE
 from schemas.records.log import Batch, Checkpoint, Delete, LateRequest, Merge, Put, RequestBatch, Result
 from schemas.records.messages import AuditReport, Response
 from spark_streaming.windows.core.sampling import RecordSamples
-from spark_streaming.windows.core.window_book import RowKey
+from spark_streaming.windows.core.window_book import OTHER, RowKey
 
 LOGGED = "LOGGED"
 """Status of a request under late validation: the log does not hold its result."""
@@ -50,6 +50,9 @@ _RETRY_ROWS = RowKey("operation", "retry_row", "")
 _BATCH_OPERATIONS = RowKey("batch", "operations", "")
 _BATCH_REQUESTS = RowKey("batch", "requests", "")
 _LOG_INDEX = RowKey("log_index", "", "")
+
+KNOWN_CHARACTERS = 256
+"""Longest request type and result code together that have a row; longer ones are no words of ours, and are OTHER."""
 
 KNOWN_REQUESTS = 4_096
 """Rows of requests that are remembered: a type and a result code each."""
@@ -104,7 +107,8 @@ def batch_samples(figures: BatchFigures) -> RecordSamples:
     for row, count in zip(_OPERATIONS, figures.operations, strict=True):
         found[row, count] = 1
     for (request_type, status, latency_ms), count in figures.requests.items():
-        found[_request(request_type, status), latency_ms] = count
+        sample = _request(request_type, status), latency_ms
+        found[sample] = found.get(sample, 0) + count
     return found
 
 
@@ -124,8 +128,14 @@ def report_samples(report: AuditReport) -> RecordSamples:
     return {(RowKey("replica", report.node, report.basis), report.index): 1}
 
 
-@lru_cache(KNOWN_REQUESTS)
 def _request(request_type: str, status: str) -> RowKey:
+    if len(request_type) + len(status) > KNOWN_CHARACTERS:
+        return RowKey("request", OTHER, OTHER)
+    return _known_request(request_type, status)
+
+
+@lru_cache(KNOWN_REQUESTS)
+def _known_request(request_type: str, status: str) -> RowKey:
     return RowKey("request", request_type, status)
 
 

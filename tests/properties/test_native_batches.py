@@ -21,6 +21,7 @@ from schemas.records.messages import AllocatedBlock, CreatedSnapshot, KeySession
 from schemas.records.rows import BlockLocation
 from spark_streaming.verdicts.log_reader import SCANNED, LogReader, are_alike
 from spark_streaming.verdicts.log_rows import CHECKED_EACH, decoded_log_record
+from spark_streaming.windows.core.window_book import OTHER
 from tests.properties.examples import examples
 
 C_COMPILER = shutil.which(str(sysconfig.get_config_var("CC") or "cc").split(maxsplit=1)[0])
@@ -121,6 +122,30 @@ def test_both_ways_make_the_same_of_a_batch(batch: Batch):
     assert are_alike(FAST.read(UNCHECKED, APPENDED_MS, value), SLOW.read(UNCHECKED, APPENDED_MS, value))
     assert are_alike(FAST.read(0, APPENDED_MS, value), SLOW.read(0, APPENDED_MS, value)), "checked by fastavro, too"
     assert FAST.read(0, APPENDED_MS, value).row.header.error is None
+
+
+def test_texts_that_are_no_words_of_ours_are_one_row_and_are_not_remembered():
+    """A thousand request types of megabytes each filled the auditor's memory, in C and in Python."""
+    long = [f"{number}{'t' * 300}" for number in range(3)]
+    results = [
+        Result(
+            client_id=bytes(16), call_id=bytes(8), request_hash=bytes(16), first_sent_at_ms=APPENDED_MS,
+            request_type=text, index=1, recorded=False, response=b"",
+        )
+        for text in (*long, "CreateKey")
+    ]  # fmt: skip
+    value = encode(
+        Batch(
+            term=1, nonce=bytes(16), seq=1, prev_chain=bytes(32), first_index=1, last_index=4, timestamp_ms=APPENDED_MS,
+            request_position=None, operations=[], results=results,
+        )
+    )  # fmt: skip
+    fast = FAST.read(UNCHECKED, APPENDED_MS, value)
+    assert are_alike(fast, SLOW.read(UNCHECKED, APPENDED_MS, value))
+    counted = {(row.kind, row.status): count for (row, _), count in fast.samples.items() if row.metric == "request"}
+    assert counted[OTHER, OTHER] == 3
+    one, other = (native_scan(value)[5] for _ in range(2))
+    assert [first for (first, _, _), (again, _, _) in zip(one, other, strict=True) if first is again] == ["CreateKey"]
 
 
 def native_scan(value: bytes, appended_ms: int = APPENDED_MS) -> Any:

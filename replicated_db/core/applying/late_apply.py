@@ -26,6 +26,8 @@ from schemas.records.log import RequestBatch
 
 MAX_CACHED_ROWS = 50_000
 """Rows in the cache. With more, applying waits for a flush."""
+MAX_CACHED_BYTES = 128 * 1024 * 1024
+"""Bytes of these rows, likewise: the row of a small key has up to a quarter of a mebibyte."""
 
 
 def _nobody_waits() -> None:
@@ -56,6 +58,11 @@ class LateApply:
         self._failed = False
         self._nonce = b""
         self._answers: dict[int, list[bytes]] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the cache holds so much that applying is to wait for a flush."""
+        return len(self.cache) > MAX_CACHED_ROWS or self.cache.size_bytes > MAX_CACHED_BYTES
 
     @property
     def unwritten(self) -> bool:

@@ -26,7 +26,7 @@ from replicated_db.core.applying.counted import CountedRecords
 from replicated_db.core.applying.evidence import audit_report, evidence_of
 from replicated_db.core.applying.identity import Identity, check_genesis
 from replicated_db.core.applying.late import Executor
-from replicated_db.core.applying.late_apply import MAX_CACHED_ROWS, LateApply
+from replicated_db.core.applying.late_apply import LateApply
 from replicated_db.core.applying.pruning import ExpiryPruning
 from replicated_db.core.applying.stored_state import local_rows, state_key, stored_state
 from replicated_db.core.errors import AheadOfLog, BrokenLog
@@ -315,7 +315,7 @@ class Replica:
         self.late.apply(derived, plan, forgotten, position.offset)
         self.position = position
         self.request_position = record.request_position or self.request_position
-        if len(self.late.cache) > MAX_CACHED_ROWS:
+        if self.late.is_full:
             self.flush()
 
     def flush(self) -> None:

@@ -42,6 +42,7 @@ class TableCache:
         self._store = store
         self._families: defaultdict[str, _Rows] = defaultdict(dict)
         self._buffers: dict[int, dict[Row, bytes | None]] = {1: {}}
+        self._sizes = {1: 0}
         self._number = 1
 
     def get(self, cf: str, key: bytes) -> bytes | None:
@@ -60,21 +61,25 @@ class TableCache:
 
     def put(self, rows: Mapping[Row, bytes | None]) -> None:
         """Apply rows into the current buffer."""
-        number = self._number
+        number, size = self._number, 0
         for (cf, key), value in rows.items():
             self._families[cf][key] = (value, number)
+            size += len(key) + (0 if value is None else len(value))
         self._buffers[number].update(rows)
+        self._sizes[number] += size
 
     def swap(self) -> Group:
         """Close the current buffer and begin another; return what to write."""
         number, writes = self._number, self._buffers[self._number]
         self._number += 1
         self._buffers[self._number] = {}
+        self._sizes[self._number] = 0
         return Group(number=number, writes=[(cf, key, value) for (cf, key), value in writes.items()])
 
     def drop(self, number: int) -> None:
         """Forget the closed buffers up to ``number``, whose writes are visible. Buffers already dropped are ignored."""
         for old in [old for old in self._buffers if old <= number < self._number]:
+            del self._sizes[old]
             for cf, key in self._buffers.pop(old):
                 family = self._families[cf]
                 if (found := family.get(key)) is not None and found[1] == old:
@@ -84,6 +89,11 @@ class TableCache:
     def writing(self) -> bool:
         """Whether a buffer has been handed over and not been dropped yet."""
         return len(self._buffers) > 1
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all that was put into the buffers; a row that was put twice counts twice."""
+        return sum(self._sizes.values())
 
     def __len__(self) -> int:
         """Return the number of rows held over the store."""

@@ -364,6 +364,23 @@ def test_a_copy_is_listed_in_the_order_of_its_blocks_and_closed(holder: Holder) 
     assert listed.blocks == [block_key(CONTAINER, local_id) + row for local_id in (1, 2, 11)]
 
 
+def test_the_rows_that_are_remembered_are_bounded_in_bytes(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+    containers = [CONTAINER + 256 * number for number in range(4)]
+    for container_id in containers:
+        holder.imported(1, 2, container_id=container_id)
+    size = sum(map(len, holder.copies.rows(CONTAINER).values()))
+    monkeypatch.setattr(module, "MAX_KNOWN_BYTES", 2 * size)
+    for container_id in (*containers, containers[1]):
+        assert sorted(holder.copies.rows(container_id)) == [1, 2]
+    assert list(holder.copies._known) == [containers[3], containers[1]]
+    assert holder.copies._known_bytes == 2 * size
+    monkeypatch.setattr(module, "MAX_KNOWN_BYTES", 1)
+    assert sorted(holder.copies.rows(CONTAINER)) == [1, 2]
+    assert (list(holder.copies._known), holder.copies._known_bytes) == ([CONTAINER], size)
+    holder.delete((CONTAINER, 1))
+    assert holder.copies._known_bytes == 0
+
+
 def test_rows_are_restored_only_where_they_cannot_be_read(holder: Holder) -> None:
     holder.imported(1, 2)
     rows = [(block_key(CONTAINER, 1), encode_block_row(row_of(SHORT)))]

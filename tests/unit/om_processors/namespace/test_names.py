@@ -3,11 +3,13 @@ from __future__ import annotations
 import pytest
 
 from om_processors.errors import OMError
+from om_processors.namespace import names
 from om_processors.namespace.names import (
     MAX_KEY_NAME_BYTES,
     check_bucket_name,
     check_key_name,
     check_new_key_name,
+    check_place,
     check_text,
     check_volume_name,
 )
@@ -90,6 +92,15 @@ def test_long_illegal_name_is_cut_in_the_message():
     with pytest.raises(OMError) as refusal:
         check_volume_name("A" * 10_000)
     assert len(refusal.value.message) < 400
+
+
+def test_a_long_name_is_not_remembered():
+    """4,096 requests with names of a mebibyte each filled four gibibytes of a leader's memory."""
+    for fault in (check_volume_name, check_bucket_name, lambda name: check_place(name, name)):
+        before = names._character_fault.cache_info().currsize
+        with pytest.raises(OMError):
+            fault("v" * 1_000_000)
+        assert names._character_fault.cache_info().currsize == before
 
 
 def test_text_must_be_unicode():

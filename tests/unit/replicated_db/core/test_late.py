@@ -350,14 +350,25 @@ def test_killed_with_an_unflushed_buffer_it_gives_the_same_answers_and_rows():
 
 
 def test_a_cache_over_its_bound_is_flushed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("replicated_db.core.applying.replica.MAX_CACHED_ROWS", 10)
+    monkeypatch.setattr(late_apply, "MAX_CACHED_ROWS", 10)
     shard = LateShard()
     for n in range(12):
         shard.logged(b"put k%d v" % n)
         shard.settle()
         assert len(shard.replica.late.cache) <= 10
     assert stored_position(shard.node.store).index > 0
-    assert late_apply.MAX_CACHED_ROWS > 0
+
+
+def test_a_cache_of_large_rows_is_flushed_though_they_are_few(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(late_apply, "MAX_CACHED_BYTES", 100_000)
+    shard = LateShard()
+    for n in range(12):
+        shard.logged(b"put k%d " % n + b"v" * 20_000)
+        shard.settle()
+        assert shard.replica.late.cache.size_bytes <= 100_000
+    assert 0 < stored_position(shard.node.store).index < 12
+    shard.replica.flush()
+    assert shard.replica.late.cache.size_bytes == 0
 
 
 def test_after_a_failed_flush_nothing_is_written_any_more():
