@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.records.record import record
+from transport.files.durable_files import write_durably
 
 LAYOUT_VERSION = 1
 """Layout that this software reads and writes."""
@@ -212,14 +213,4 @@ def read_layout(path: Path) -> Layout | None:
 def write_layout(path: Path, layout: Layout) -> None:
     """Replace a folder's VERSION; it is stored on return. Raises OSError."""
     said = {name: getattr(layout, name) for name in ("layout_version", "datanode", "cluster", "upgrade_prepared")}
-    aside = path / _WRITING
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(said, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path / VERSION_FILE)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    write_durably(path / VERSION_FILE, json.dumps(said, indent=2) + "\n", aside=path / _WRITING)

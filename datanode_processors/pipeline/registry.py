@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.codecs.codec import decode_as, encode
 from schemas.records.datanode import OpenPipeline
+from transport.files.durable_files import write_durably
 
 REGISTRY = "pipelines.json"
 """The registry's file name in a datanode's folder."""
@@ -40,14 +40,4 @@ def write_registry(path: Path, pipelines: Sequence[OpenPipeline]) -> None:
         }
         for one in pipelines
     ]  # fmt: skip
-    fresh = path.with_suffix(".new")
-    with fresh.open("w") as file:
-        json.dump({"pipelines": listed}, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_durably(path, json.dumps({"pipelines": listed}, indent=2), aside=path.with_suffix(".new"))

@@ -10,10 +10,11 @@ Rules:
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Lock
+
+from transport.files.durable_files import write_durably
 
 SOURCES_FILE = "copy-sources.json"
 """The file's name in a datanode's folder."""
@@ -79,12 +80,7 @@ class CopySources:
             self._changed = False
             listed = {str(container_id): list(found) for container_id, found in sorted(self._sources.items())}
         try:
-            fresh = self._path.with_suffix(".new")
-            with fresh.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(listed))
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self._path)
+            write_durably(self._path, json.dumps(listed), aside=self._path.with_suffix(".new"))
         except OSError:
             with self._lock:
                 self._changed = True

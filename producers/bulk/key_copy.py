@@ -11,9 +11,12 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
+
+from transport.files.durable_files import sync_folder
 
 if TYPE_CHECKING:
     from producers.client import Client
@@ -80,19 +83,9 @@ def get_file(key: KeyInput, local: str | os.PathLike[str], *, progress: Progress
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-    _fsync_folder(final.parent)
+    with suppress(PermissionError):  # the folder may be writable and not readable: then it cannot be synced
+        sync_folder(final.parent)
     return copied
-
-
-def _fsync_folder(folder: Path) -> None:
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:
-        return  # the folder may be writable and not readable: then it cannot be synced
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def copy(source: BinaryIO | KeyInput, target: BinaryIO | KeyOutput, progress: Progress | None = None) -> Copied:

@@ -16,7 +16,6 @@ Memory is bounded: the write buffers of a database by WRITE_BUFFERS_BYTES, its b
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -44,6 +43,7 @@ from rocksdict import (
 from replicated_db.core.errors import StoreFailure
 from replicated_db.core.ports import MAX_CHECKPOINTS, NO_PREFIX, RowPage, Write
 from replicated_db.core.tables.column_families import LOCAL_FAMILIES
+from transport.files.durable_files import sync_folder
 
 WRITE_BUFFERS_BYTES = 64 * 1024 * 1024
 BLOCK_CACHE_BYTES = 32 * 1024 * 1024
@@ -525,15 +525,6 @@ def _compact(table: Any) -> None:
     options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
     with suppress(Exception):  # the database is being closed; or it fails, and the next write reports that
         table.compact_range(None, None, options)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a loss of power. Raises OSError."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _failure(what: str, error: Exception) -> StoreFailure:

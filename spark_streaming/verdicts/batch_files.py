@@ -3,14 +3,15 @@
     <folder>/batch-000000000042.parquet                  what micro-batch 42 gave
     <folder>/batches-000000000000-000000000511.parquet   the same of many, put together
 
-Each file appears whole. A micro-batch that is repeated after a crash replaces its file. When there are COMPACT_FILES of
-the first kind, all but the newest are put together: Spark may repeat the newest. Files older than RETENTION_SECONDS are
-deleted, and the oldest if all together have more than RETENTION_BYTES.
+Each file appears whole, and survives a loss of power. One that cannot be read all the same is removed at the start, with
+a word in the log: its rows are on the topic still. A micro-batch that is repeated after a crash replaces its file. When
+there are COMPACT_FILES of the first kind, all but the newest are put together: Spark may repeat the newest. Files older
+than RETENTION_SECONDS are deleted, and the oldest if all together have more than RETENTION_BYTES.
 """
 
 from __future__ import annotations
 
-import os
+import logging
 import re
 import time
 from collections.abc import Sequence
@@ -19,6 +20,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from transport.files.durable_files import name_durably
+
+log = logging.getLogger("stratolog.audit")
 
 COMPACT_FILES = 512
 """Files of single micro-batches at which they are put together."""
@@ -33,6 +38,10 @@ _SINGLE = re.compile(r"batch-(\d+)\.parquet")
 _MANY = re.compile(r"batches-(\d+)-(\d+)\.parquet")
 _TEMPORARY = "_new-"
 """Readers of Parquet, Spark among them, leave out files that begin with an underscore."""
+
+
+NOT_PARQUET = (pa.ArrowInvalid, OSError)
+"""What reading a damaged file raises. An OSError with a number is the disk's, though, and says nothing of the file."""
 
 
 class _File(NamedTuple):
@@ -66,7 +75,7 @@ class BatchFiles:
         table = pa.Table.from_pylist(list(rows), schema=self._schema)
         with pq.ParquetWriter(self._temporary(path), self._schema) as writer:
             writer.write_table(table)
-        os.replace(self._temporary(path), path)
+        name_durably(self._temporary(path), path)
         if self._singles > COMPACT_FILES:
             self._compact()
             self._expire(time.time())
@@ -88,7 +97,7 @@ class BatchFiles:
         self._folder.mkdir(parents=True, exist_ok=True)
         for left in self._folder.glob(f"{_TEMPORARY}*"):
             left.unlink()
-        files = self._files()
+        files = [file for file in self._files() if _is_readable(file.path)]
         merged = [file for file in files if not file.is_single]
         singles = [file for file in files if file.is_single]
         covered = [one for one in singles if any(many.first <= one.first <= many.last for many in merged)]
@@ -101,11 +110,20 @@ class BatchFiles:
         path = self._folder / f"batches-{parts[0].first:012d}-{parts[-1].last:012d}.parquet"
         with pq.ParquetWriter(self._temporary(path), self._schema) as writer:
             for part in parts:
-                writer.write_table(pq.read_table(part.path, schema=self._schema))
-        os.replace(self._temporary(path), path)
+                if (found := self._table(part.path)) is not None:
+                    writer.write_table(found)
+        name_durably(self._temporary(path), path)
         for part in parts:
             part.path.unlink()
         self._singles = 1
+
+    def _table(self, path: Path) -> pa.Table | None:
+        try:
+            return pq.read_table(path, schema=self._schema)
+        except NOT_PARQUET as error:
+            _raise_of_disk(error)
+            log.warning("the rows of %s are left out, for it cannot be read: %s", path, error)
+            return None
 
     def _expire(self, now_s: float) -> None:
         """Delete what is too old or too much."""
@@ -115,3 +133,20 @@ class BatchFiles:
             total += found.st_size
             if total > RETENTION_BYTES or found.st_mtime < now_s - RETENTION_SECONDS:
                 file.path.unlink()
+
+
+def _is_readable(path: Path) -> bool:
+    """Say whether a file is Parquet; remove it if not."""
+    try:
+        pq.read_metadata(path)
+    except NOT_PARQUET as error:
+        _raise_of_disk(error)
+        log.warning("%s is removed, for it cannot be read: %s", path, error)
+        path.unlink()
+        return False
+    return True
+
+
+def _raise_of_disk(error: Exception) -> None:
+    if isinstance(error, OSError) and error.errno is not None:
+        raise error

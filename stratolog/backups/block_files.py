@@ -18,9 +18,9 @@ from xxhash import xxh3_128_hexdigest
 
 from datanode_processors.blocks.core.checksums import CellChecksums
 from replicated_db.shell.backup.repository import BackupFailed, disk
-from replicated_db.shell.rocks import sync_folder
 from schemas.codecs.block_rows import block_of_key, decode_block_row
 from schemas.records.datanode import BlockRow
+from transport.files.durable_files import sync_folder
 
 PIECE_BYTES = 1024 * 1024
 FOLDER = "blocks"

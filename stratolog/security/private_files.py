@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stratolog.errors import UsageError
+from transport.files.durable_files import sync_folder
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
@@ -62,7 +63,7 @@ def write_private(path: Path, content: bytes) -> None:
     scratch = _scratch(path, content)
     try:
         os.replace(scratch, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         scratch.unlink(missing_ok=True)
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
@@ -73,7 +74,7 @@ def make_private(path: Path, content: bytes) -> bool:
     scratch = _scratch(path, content)
     try:
         os.link(scratch, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except FileExistsError:
         return False
     except OSError as error:
@@ -109,11 +110,3 @@ def _scratch(path: Path, content: bytes) -> Path:
         scratch.unlink(missing_ok=True)
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
     return scratch
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

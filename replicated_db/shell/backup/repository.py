@@ -40,9 +40,8 @@ from replicated_db.core.backup.manifest import (
 )
 from replicated_db.core.bootstrap.listing import Content, Listing
 from replicated_db.core.errors import StopProcess
-from replicated_db.shell.bootstrap.candidate import write_durably
 from replicated_db.shell.bootstrap.content_digests import ContentDigests
-from replicated_db.shell.rocks import sync_folder
+from transport.files.durable_files import sync_folder, write_durably
 
 REPOSITORY_VERSION = 1
 REPOSITORY_FILE = "repository.json"

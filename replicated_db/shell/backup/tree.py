@@ -10,8 +10,7 @@ from pathlib import Path
 from replicated_db.core.bootstrap.file_plan import placement
 from replicated_db.core.bootstrap.listing import CHECKPOINTS, DATABASE, Listing
 from replicated_db.shell.backup.repository import BackupFailed, BackupRepository, disk
-from replicated_db.shell.bootstrap.candidate import copy_durably
-from replicated_db.shell.rocks import sync_folder
+from transport.files.durable_files import copy_durably, sync_folder
 
 
 def build_tree(

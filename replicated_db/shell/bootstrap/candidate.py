@@ -31,7 +31,7 @@ from replicated_db.core.bootstrap.peer_choice import ServingPeer
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.bootstrap.content_digests import ContentDigests
 from replicated_db.shell.bootstrap.transfer_desk import checkpoints_folder
-from replicated_db.shell.rocks import sync_folder
+from transport.files.durable_files import copy_durably, sync_folder, write_durably
 
 SPARE_BYTES = 256 * 1024 * 1024
 """Free space that a bootstrap leaves on the disk."""
@@ -196,25 +196,6 @@ class Candidate:
 def candidate_folder(database: Path) -> Path:
     """Return the folder of a database's candidate."""
     return database.with_name(database.name + ".candidate")
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Write a file at once or not at all, and make it survive a loss of power. Raises OSError."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    sync_folder(path.parent)
-
-
-def copy_durably(source: Path, target: Path) -> None:
-    """Copy a file, and make its bytes survive a loss of power. Raises OSError."""
-    with source.open("rb") as read, target.open("xb") as written:
-        shutil.copyfileobj(read, written)
-        written.flush()
-        os.fsync(written.fileno())
 
 
 @contextmanager

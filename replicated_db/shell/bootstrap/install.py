@@ -8,9 +8,9 @@ from pathlib import Path
 
 from replicated_db.core.bootstrap.install_steps import Next, OnDisk, Part, Step, next_step
 from replicated_db.core.errors import StoreFailure
-from replicated_db.shell.bootstrap.candidate import candidate_folder, write_durably
+from replicated_db.shell.bootstrap.candidate import candidate_folder
 from replicated_db.shell.bootstrap.transfer_desk import checkpoints_folder
-from replicated_db.shell.rocks import sync_folder
+from transport.files.durable_files import sync_folder, write_durably
 
 OnStep = Callable[[Next], None]
 

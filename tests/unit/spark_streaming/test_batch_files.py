@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -97,3 +98,52 @@ def test_what_is_too_much_goes_the_oldest_first(tmp_path: Path, monkeypatch: pyt
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 6_000
     assert 0 not in numbers(tmp_path)
     assert numbers(tmp_path)[-1] == 39
+
+
+def test_bytes_are_on_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(batch_files, "COMPACT_FILES", 1)
+    synced: list[tuple[str, bool]] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((path.name, path.is_file() and pq.read_metadata(path).num_rows > 0))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    files = BatchFiles(tmp_path, SCHEMA)
+    for number in range(2):
+        files.write(number, [row(number)])
+    names_of_files = ["batch-000000000000", "batch-000000000001", "batches-000000000000-000000000000"]
+    expected = [((f"_new-{name}.parquet", True), (tmp_path.name, False)) for name in names_of_files]
+    assert synced == [one for pair in expected for one in pair]
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1 and no end", None])
+def test_files_that_a_loss_of_power_left_empty_do_not_end_the_audit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes | None
+):
+    """It stopped when they were to be put together, at every start."""
+    monkeypatch.setattr(batch_files, "COMPACT_FILES", 5)
+    files = BatchFiles(tmp_path, SCHEMA)
+    for number in range(5):
+        files.write(number, [row(number)])
+    newest = tmp_path / "batch-000000000004.parquet"
+    data = newest.read_bytes()
+    newest.write_bytes(data[:4] + bytes(len(data) // 3) + data[4 + len(data) // 3 :] if damage is None else damage)
+    again = BatchFiles(tmp_path, SCHEMA)
+    for number in range(5, 12):
+        again.write(number, [row(number)])
+    assert numbers(tmp_path) == [number for number in range(12) if number != 4]
+
+
+def test_a_disk_that_fails_takes_no_file_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    BatchFiles(tmp_path, SCHEMA).write(1, [row(1)])
+    with monkeypatch.context() as patched:
+        patched.setattr(pq, "read_metadata", broken)
+        with pytest.raises(OSError, match="Too many open files"):
+            BatchFiles(tmp_path, SCHEMA).write(2, [row(2)])
+    assert numbers(tmp_path) == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -167,3 +168,26 @@ def test_windows_of_another_length_begin_anew(tmp_path: Path):
     book_file.save(book, path)
     again = book_file.load(path, 2 * WINDOW_MS)
     assert (again.batch_id, [held.windows for _, held in again]) == (0, [{}])
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"batch_id": 1}', '{"batch_id": 1, "streams": [7], "window_ms": 1}'])
+def test_a_book_that_cannot_be_read_is_put_aside_and_windows_begin_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+):
+    """A loss of power left it empty, and the audit stopped at every start."""
+    path = tmp_path / "windows.json"
+    path.write_text(text)
+    book = book_file.load(path, WINDOW_MS)
+    assert (list(book), path.exists()) == ([], False)
+    assert path.with_suffix(".unreadable").read_text() == text
+    assert "windows begin anew" in caplog.text
+    book.take(3, [sample(1)])
+    book_file.save(book, path)
+    assert book_file.load(path, WINDOW_MS).batch_id == 3
+
+
+def test_a_book_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    book_file.save(WindowBook(WINDOW_MS), tmp_path / "windows.json")
+    assert synced == [str(tmp_path / "windows.tmp"), str(tmp_path)]

@@ -207,7 +207,7 @@ def test_the_sources_of_copies_are_whole_on_the_disk_before_they_take_the_place_
     sources = CopySources(path)
     sources.add(CONTAINER, ["127.0.0.1:1"])
     sources.save(lambda _: True)
-    assert stored == [f"sources.new {path.stat().st_size}"]
+    assert stored == [f"sources.new {path.stat().st_size}", tmp_path.name]
 
 
 def test_bytes_that_were_written_again_are_not_stored_until_they_are_flushed(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ from replicated_db.core.ports import Entry
 from replicated_db.shell.backup.log_files import keep_entries
 from replicated_db.shell.backup.repository import BackupFailed, BackupRepository, opened
 from replicated_db.shell.backup.tree import build_tree, copy_trees, sync_tree
-from replicated_db.shell.bootstrap.candidate import Candidate, copy_durably, write_durably
+from replicated_db.shell.bootstrap.candidate import Candidate
 from replicated_db.shell.bootstrap.content_digests import ContentDigests
 from replicated_db.shell.bootstrap.install import finish, install, journal_of, replaced_folder
-from replicated_db.shell.rocks import sync_folder
+from transport.files.durable_files import copy_durably, sync_folder, write_durably
 
 PEER = ServingPeer("n1", "n1:1")
 
@@ -103,7 +103,7 @@ def test_the_bytes_are_in_the_file_when_it_is_synced(tmp_path: Path, monkeypatch
     """What Python still holds back is not on the disk."""
     sizes: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
-    monkeypatch.setattr("replicated_db.shell.bootstrap.candidate.sync_folder", lambda _: None)
+    monkeypatch.setattr("transport.files.durable_files.sync_folder", lambda _: None)
     write_durably(tmp_path / "mark.json", "text")
     copy_durably(tmp_path / "mark.json", tmp_path / "copy")
     assert sizes == [4, 4]
