@@ -66,6 +66,8 @@ class Copies:
         self._fetching: set[int] = set()
         self._known: OrderedDict[int, dict[int, bytes]] = OrderedDict()
         self._known_bytes = 0
+        self._strays: dict[int, frozenset[int]] = {}
+        """By container: files without a row here, of which the source of the rows knows nothing either. They stay."""
         self._deletions = 0
 
     def fetch(self, request: FetchContainer) -> Accepted:
@@ -195,6 +197,8 @@ class Copies:
         if last:
             self._blocks.recount(container_id)  # a file that was lost must not keep the copy
             self._blocks.drop_if_empty(container_id)
+            if not self.is_here(container_id):
+                self._strays.pop(container_id, None)
             self._forget(container_id)
 
     def _forget(self, container_id: int) -> None:
@@ -222,7 +226,7 @@ class Copies:
                 self._known.move_to_end(container_id)
                 return known
             deletions = self._deletions
-        found = {block_of_key(key)[1]: value for key, value in stored_rows(self._blocks, container_id)}
+        found = {block_of_key(key)[1]: value for key, value in self._stored_rows(container_id)}
         with self._lock:
             if found and deletions == self._deletions:
                 self._drop_known(container_id)
@@ -237,7 +241,10 @@ class Copies:
 
         Raises BlockError FAILED if they are damaged.
         """
-        return {block_of_key(key)[1]: decode_block_row(value) for key, value in stored_rows(self._blocks, container_id)}
+        return {block_of_key(key)[1]: decode_block_row(value) for key, value in self._stored_rows(container_id)}
+
+    def _stored_rows(self, container_id: int) -> Iterator[tuple[bytes, bytes]]:
+        return stored_rows(self._blocks, container_id, self._strays.get(container_id, ()))
 
     def restore_rows(self, container_id: int, rows: list[tuple[bytes, bytes]]) -> bool:
         """Put rows as :func:`closed_rows` gave them in place of damaged or lost ones.
@@ -249,6 +256,8 @@ class Copies:
                 if self.stored(container_id):  # they may have tombstones that others do not have yet
                     return False
             replace_rows(self._blocks, container_id, rows)
+            there = (local_id for local_id, _ in self._blocks.blocks(container_id))
+            self._strays[container_id] = frozenset(there).difference(block_of_key(key)[1] for key, _ in rows)
             self._forget(container_id)
         return True
 

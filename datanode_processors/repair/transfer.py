@@ -8,6 +8,7 @@ Rules:
    removed, at the latest at the next start.
 3. The rows lie beside the blocks in the file ``rows``, so that a datanode which is no member of the container's
    pipeline can answer for the copy and pass it on. Tombstones are kept as rows, without a file.
+4. A row stays as long as its file. So a file without a row says that the rows have lost their end.
 
 Layout of ``rows``, for each block in the order of keys::
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
@@ -178,12 +179,16 @@ def check_rows(container_id: int, rows: Iterable[tuple[bytes, bytes]]) -> None:
         _row(container_id, key, value)
 
 
-def stored_rows(store: BlockStore, container_id: int) -> Iterator[tuple[bytes, bytes]]:
+def stored_rows(
+    store: BlockStore, container_id: int, strays: Collection[int] = ()
+) -> Iterator[tuple[bytes, bytes]]:  # fmt: skip
     """Iterate over (key, row) of a container that was imported; any other container has none.
 
-    Raises BlockError FAILED if they are damaged.
+    ``strays`` are blocks that need no row though there is a file. Raises BlockError FAILED if the rows are damaged;
+    whether some are missing shows at their end.
     """
     path = store.container_folder(container_id) / ROWS_FILE
+    missing = {local_id for local_id, _ in store.blocks(container_id)}.difference(strays)  # before the rows are read
     try:
         with path.open("rb") as file:
             while head := file.read(_HEAD.size):
@@ -195,7 +200,12 @@ def stored_rows(store: BlockStore, container_id: int) -> Iterator[tuple[bytes, b
                     raise BlockError(
                         FAILED, f"{path} is damaged: a row before {file.tell()} does not have its checksum"
                     )
+                missing.discard(block_of_key(head[:16])[1])
                 yield head[:16], value
+        if missing:
+            raise BlockError(
+                FAILED, f"{path} is damaged: {len(missing)} blocks have no row, the first of them {min(missing)}"
+            )
     except FileNotFoundError:
         return
     except OSError as error:

@@ -3,8 +3,8 @@
     <folder>/batch-000000000042.parquet                  what micro-batch 42 gave
     <folder>/batches-000000000000-000000000511.parquet   the same of many, put together
 
-Each file appears whole, and survives a loss of power. One that cannot be read all the same is removed at the start, with
-a word in the log: its rows are on the topic still. A micro-batch that is repeated after a crash replaces its file. When
+Each file appears whole, and survives a loss of power. One that cannot be read all the same is removed at the start; the
+log says so, and its rows are on the topic still. A micro-batch that is repeated after a crash replaces its file. When
 there are COMPACT_FILES of the first kind, all but the newest are put together: Spark may repeat the newest. Files older
 than RETENTION_SECONDS are deleted, and the oldest if all together have more than RETENTION_BYTES.
 """

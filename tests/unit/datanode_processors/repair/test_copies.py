@@ -298,9 +298,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the containers whose rows are read from the disk from now on."""
     read: list[int] = []
 
-    def rows(store: BlockStore, container_id: int) -> Iterator[tuple[bytes, bytes]]:
+    def rows(store: BlockStore, container_id: int, strays: Any) -> Iterator[tuple[bytes, bytes]]:
         read.append(container_id)
-        return stored_rows(store, container_id)
+        return stored_rows(store, container_id, strays)
 
     monkeypatch.setattr(module, "stored_rows", rows)
     return read
@@ -340,8 +340,8 @@ def test_rows_that_are_read_while_they_are_replaced_are_not_kept(
     holder.imported(1, 2)
     deleting = [(CONTAINER, 1)]
 
-    def read(store: Any, container_id: int) -> Iterator[tuple[bytes, bytes]]:
-        rows = list(stored_rows(store, container_id))
+    def read(store: Any, container_id: int, strays: Any) -> Iterator[tuple[bytes, bytes]]:
+        rows = list(stored_rows(store, container_id, strays))
         if deleting:
             holder.delete(deleting.pop())
         return iter(rows)
@@ -379,6 +379,22 @@ def test_the_rows_that_are_remembered_are_bounded_in_bytes(holder: Holder, monke
     assert (list(holder.copies._known), holder.copies._known_bytes) == ([CONTAINER], size)
     holder.delete((CONTAINER, 1))
     assert holder.copies._known_bytes == 0
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_rows_that_lost_their_end_are_damaged(holder: Holder, left: int) -> None:
+    """What was left had its checksums, so the copy counted as whole, and the blocks behind as never written."""
+    holder.imported(1, 2, 3)
+    whole = holder.rows_file().read_bytes()
+    holder.rows_file().write_bytes(whole[: len(whole) // 3 * left])
+    for ask in (lambda: holder.copies.rows(CONTAINER), lambda: holder.copies.drop_if_deleted(CONTAINER)):
+        said = refused(ask, codes.FAILED)
+        assert f"{3 - left} blocks have no row, the first of them {left + 1}" in said
+    assert holder.files() == [1, 2, 3]
+    rows = [(block_key(CONTAINER, local_id), encode_block_row(row_of(SHORT))) for local_id in (1, 2, 3)]
+    assert holder.copies.restore_rows(CONTAINER, rows)
+    assert holder.rows_file().read_bytes() == whole
+    assert sorted(holder.copies.rows(CONTAINER)) == [1, 2, 3]
 
 
 def test_rows_are_restored_only_where_they_cannot_be_read(holder: Holder) -> None:

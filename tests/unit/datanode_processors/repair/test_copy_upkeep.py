@@ -281,7 +281,7 @@ def test_more_damage_than_is_known_by_block_is_repaired_by_container(run: Run, m
     assert (node.path.parent / f"{OTHER}.block").read_bytes() == SHORT
 
 
-@pytest.mark.parametrize("how", ["damaged", "removed"])
+@pytest.mark.parametrize("how", ["damaged", "removed", "cut", "empty"])
 def test_rows_that_cannot_be_read_come_from_a_source(run: Run, how: str) -> None:
     member, node = run("dn1"), run("dn4", member=False)
     fetch(node, member)
@@ -291,6 +291,10 @@ def test_rows_that_cannot_be_read_come_from_a_source(run: Run, how: str) -> None
     right = rows.read_bytes()
     if how == "damaged":
         rows.write_bytes(right[:30] + bytes([right[30] ^ 1]) + right[31:])
+    elif how in ("cut", "empty"):  # where a row ends: what is left has its checksums
+        end = 20 + int.from_bytes(right[16:20], "big") + 4
+        assert end < len(right)
+        rows.write_bytes(right[:end] if how == "cut" else b"")
     else:
         rows.unlink()
     node.damage(1)
