@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ from replicated_db.core.errors import StoreFailure, WrongCluster
 from replicated_db.core.leading.leader import LeaderLimits
 from replicated_db.core.ports import Log
 from replicated_db.core.tables.memory import ManualClock, MemoryLog
+from replicated_db.shell import process
 from replicated_db.shell.bootstrap.opening import ReplicaToOpen
 from replicated_db.shell.database import host as module
 from replicated_db.shell.database.database import DatabaseService
@@ -160,7 +163,7 @@ def test_what_begins_with_a_process_ends_before_its_stores(host: LocalLogs, tmp_
     database = opened(host, tmp_path)
     trimming = host.trim_with(lambda *_: "no base", lambda _: {})
     host.start()
-    running = {"rolling-scrub", "log trimming"}
+    running = {"rolling-scrub", "log trimming", "folder-watch"}
     assert running <= {thread.name for thread in threading.enumerate()}
     host.stop()
     assert not running & {thread.name for thread in threading.enumerate()}
@@ -174,3 +177,44 @@ def test_what_begins_with_a_process_ends_before_its_stores(host: LocalLogs, tmp_
     with pytest.raises(StoreFailure):
         database.get("things", b"k")
     RocksStore(tmp_path / f"shard-{SHARD}", FAMILIES.names).close()
+
+
+@pytest.mark.parametrize("how", ["removed", "emptied", "replaced"])
+def test_a_process_whose_database_is_gone_ends_and_says_so(
+    host: LocalLogs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(process, "FOLDER_LOOK_S", 0.01)
+    died: SimpleQueue[BaseException] = SimpleQueue()
+    monkeypatch.setattr(host.folders, "_fatal", died.put)
+    folder = tmp_path / "data"
+    opened(host, folder)
+    host.start()
+    if how == "emptied":
+        for one in folder.iterdir():
+            shutil.rmtree(one) if one.is_dir() else one.unlink()
+    else:
+        folder.rename(tmp_path / "elsewhere")
+    if how == "replaced":
+        shutil.copytree(tmp_path / "elsewhere", folder)
+    error = died.get(timeout=30)
+    assert isinstance(error, StoreFailure)
+    assert f"{folder} was removed, unmounted or replaced" in str(error)
+
+
+def test_a_database_that_is_where_it_was_ends_nothing(
+    host: LocalLogs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An install replaces the database, not the file that keeps others away; a disk that does not answer is no loss."""
+    monkeypatch.setattr(process, "FOLDER_LOOK_S", 0.01)
+    looked = SimpleQueue[Path]()
+    is_elsewhere = process._is_elsewhere
+    monkeypatch.setattr(
+        process, "_is_elsewhere", lambda path, number: (looked.put(path), is_elsewhere(path, number))[1]
+    )
+    opened(host, tmp_path)
+    host.start()
+    (tmp_path / f"shard-{SHARD}").rename(tmp_path / "replaced")
+    assert {looked.get(timeout=30) for _ in range(3)} == {tmp_path / f"shard-{SHARD}.lock"}
+    monkeypatch.setattr(Path, "stat", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    assert not is_elsewhere(tmp_path, (1, 1))
+    monkeypatch.undo()
