@@ -36,6 +36,11 @@ def checkpoint_in(folder: Path, ends: list[int], committed: int) -> Path:
     return folder
 
 
+def empty(folder: Path) -> None:
+    for one in folder.iterdir():
+        one.unlink()
+
+
 def cut(path: Path, length: int = 0) -> None:
     path.write_bytes(path.read_bytes()[:length])
 
@@ -92,8 +97,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "the planned offsets are empty": (lambda c: cut(c / "offsets/2"), "offsets/2 is torn"),
     "the last commit is lost": (lambda c: (c / "commits/1").unlink(), "commits/1 is lost"),
     "the last commit is empty": (lambda c: cut(c / "commits/1"), "commits/1 is torn"),
-    "no commit is left": (lambda c: [one.unlink() for one in (c / "commits").iterdir()], "commits/1 is lost"),
-    "no offsets are left": (lambda c: [one.unlink() for one in (c / "offsets").iterdir()], "offsets/1 is lost"),
+    "no commit is left": (lambda c: empty(c / "commits"), "commits/1 is lost"),
+    "no offsets are left": (lambda c: empty(c / "offsets"), "offsets/1 is lost"),
     "the metadata is empty": (lambda c: cut(c / "metadata"), "metadata is torn"),
     "the metadata is lost": (lambda c: (c / "metadata").unlink(), "metadata is lost"),
     "the state is torn": (lambda c: cut(c / "state/0/0/2.changelog", 600), "state/0/0/2.changelog is torn"),
