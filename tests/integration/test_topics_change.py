@@ -98,6 +98,21 @@ def test_the_topic_of_requests_is_made_anew_and_has_the_shards_again(stack: Test
     assert running(stack) == list(stack.names)
 
 
+def test_each_process_has_one_group(stack: TestStack) -> None:
+    """Each start left an empty one, which the brokers kept for a week."""
+    for name in ("om2", "om2"):
+        stack.stop_node(name)
+        stack.start_node(name)
+        stack.wait_led()
+
+    def groups() -> list[str]:
+        listed = stack.kafka.admin.list_consumer_groups(request_timeout=30).result().valid
+        return sorted(one.group_id for one in listed if one.group_id.startswith("om-follower-"))
+
+    stack.wait("no group of a former start", lambda: len(groups()) == len(stack.names))
+    assert [group[:15] for group in groups()] == [f"om-follower-{name}" for name in stack.names]
+
+
 @pytest.mark.slow
 def test_a_partition_is_added_to_the_log(stack: TestStack) -> None:
     """It cannot be taken away: nodes that run go on, and a start says the way out."""

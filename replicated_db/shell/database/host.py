@@ -38,7 +38,7 @@ from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
 from replicated_db.shell.bootstrap.transfer_pages import TransferPages
 from replicated_db.shell.database.database import DatabaseService, ReplicatedDatabase, replica_of
 from replicated_db.shell.database.follower import Follower
-from replicated_db.shell.follower import make_app, place_group, rest_while_leading
+from replicated_db.shell.follower import GROUP_DIGITS, make_app, place_group, remove_former_groups, rest_while_leading
 from replicated_db.shell.kafka.faust_transport import FLOWING_WAIT_MS
 from replicated_db.shell.kafka.kafka_log import Headers, KafkaLog
 from replicated_db.shell.leader_loop import LeaderLoop
@@ -211,7 +211,7 @@ class DatabaseHost:
         """
         settings = self.settings
         self._app = app = make_app(
-            f"{name}-{settings.node}-{secrets.token_hex(4)}", bootstrap_servers=settings.bootstrap_servers, host=host,
+            f"{name}-{settings.node}-{secrets.token_hex(GROUP_DIGITS // 2)}", bootstrap_servers=settings.bootstrap_servers, host=host,
             port=port, data_dir=data_dir, fatal=self.fatal, follows=follows, placed=placed,
             flowing_wait_ms=flowing_wait_ms, guard=guard, middlewares=middlewares, tls=settings.tls,
         )  # fmt: skip
@@ -220,6 +220,7 @@ class DatabaseHost:
             audit_topic=settings.audit_topic, replicas=dict(self.replicas), partitions=partitions,
         )  # fmt: skip
         when_brokers_answer(place)
+        remove_former_groups(settings.bootstrap_servers, app.conf.id, self.note)
         return app
 
     def attach(self, app: faust.App, spans: FollowerSpans | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -128,6 +129,8 @@ def test_a_shard_is_followed_on_its_log_and_its_members_reports_and_rests_while_
         host.follow(SHARD)
     placed: list[Any] = []
     monkeypatch.setattr(module, "place_group", lambda servers, group, **given: placed.append((group, given)))
+    removed: list[str] = []
+    monkeypatch.setattr(module, "remove_former_groups", lambda servers, group, note: removed.append(group))
     database = opened(host, tmp_path)
     [port] = free_ports(1)
     app = host.make_app(
@@ -135,7 +138,8 @@ def test_a_shard_is_followed_on_its_log_and_its_members_reports_and_rests_while_
     )
     topics = {"log_topic": "log", "audit_topic": "audit", "partitions": 8}
     assert placed == [(app.conf.id, {**topics, "replicas": {SHARD: database.replica}})]
-    assert app.conf.id.startswith("follower-n1-")
+    assert re.fullmatch("follower-n1-[0-9a-f]{8}", app.conf.id)
+    assert removed == [app.conf.id]
     told: list[tuple[str, str, int]] = []
     for what in ("follow", "rest", "wake"):
         monkeypatch.setattr(
