@@ -24,7 +24,7 @@ from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
 from datanode_processors.heartbeats import Heartbeats
 from datanode_processors.http_api import DatanodeHttpApi
-from datanode_processors.layout import LAYOUT_VERSION, DataFolder, LayoutRefused, open_folder
+from datanode_processors.layout import LAYOUT_VERSION, LOCK_FILE, DataFolder, LayoutRefused, open_folder
 from datanode_processors.pipelines import Pipelines
 from datanode_processors.repair.block_reports import BlockReports
 from datanode_processors.repair.scrubber import CURSOR_FILE, Scrubber
@@ -81,6 +81,7 @@ class DatanodeProcess:
         self.blocks_together = BlocksTogether(self.blocks)
         self.outbox = AuditReports(config.bootstrap_servers, DN_AUDIT, self.clock, log.warning, fatal)
         self.host = DatabaseHost(host_settings(config, topics), self.outbox, clock=self.clock, fatal=fatal)
+        self.host.folders.hold(folder.path / LOCK_FILE)
         self.pipelines = Pipelines(config, self.blocks, self.host, opened=self._take_blocks_again, tls=wire_tls)
         self.outbox.observe = self.pipelines.on_record
         pipeline_trimming(self.host, self.pipelines.table)

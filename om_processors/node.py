@@ -242,7 +242,10 @@ class OMNode:
         config, host = self.config, self.host
         app = host.make_app(
             "om-follower", host=config.address_host, port=config.address_port, data_dir=config.data_dir,
-            guard=guard_of(config), partitions=config.shards, middlewares=self._reader_guards(),
+            guard=guard_of(config), partitions=config.shards, placed=config.shards,
+            # these alone: somebody may add partitions, which are no shards
+            follows=[(topic, shard) for topic in (OM_LOG, OM_AUDIT) for shard in range(config.shards)],
+            middlewares=self._reader_guards(),
         )  # fmt: skip
         host.attach(app, None if self._tracer is None else _follower_spans(self._tracer))
         transport: Any = app.transport

@@ -14,6 +14,9 @@ from schemas.kafka.connection import Brokers
 from schemas.settings.table import AUTH_NONE
 from schemas.topics import OM_AUDIT, OM_LOG, OM_REJECTED, OM_REQUESTS, OM_RESPONSES, REQUEST_SETTINGS, UNCOMPRESSED
 
+OF_A_GROWN_LOG = "If the settings are right, restore a backup into other brokers (docs/backup.md)"
+"""The way back for a log that has more partitions than the cluster has shards."""
+
 
 def check_topics(bootstrap_servers: Brokers, shards: int) -> Topics:
     """Check the broker's and the topics' settings.
@@ -24,10 +27,11 @@ def check_topics(bootstrap_servers: Brokers, shards: int) -> Topics:
     wanted = {OM_REQUESTS: REQUEST_SETTINGS, OM_AUDIT: UNCOMPRESSED}
     found = startup.check_topics(bootstrap_servers, OM_LOG, others, wanted)
     for name in (OM_REQUESTS, OM_LOG):
-        if found.partitions[name] != shards:
-            raise WrongSetting(
-                f"topic {name}: {found.partitions[name]} partitions, but the settings say {shards} shards"
-            )
+        number = found.partitions[name]
+        # More partitions of requests are no shards, and nobody sends there (``leadership_machine``).
+        if number < shards or (number > shards and name == OM_LOG):
+            way_back = "" if number < shards else f": brokers take none away again. {OF_A_GROWN_LOG}"
+            raise WrongSetting(f"topic {name}: {number} partitions, but the settings say {shards} shards{way_back}")
     return found
 
 

@@ -101,6 +101,30 @@ def retry_after_ms(message: str) -> int | None:
     return None if found is None else int(found[1])
 
 
+_CLOCK_GAP = re.compile(r"a clock that is (\d{1,20}) ms (behind|ahead of) the shard's")
+
+
+def clock_gap(first_sent_at_ms: int, shard_ms: int) -> str:
+    """Return how far the clock that stamped a request is from its shard's time.
+
+    >>> clock_gap(1_000, 302_000)
+    "first sent at 1000 ms, by a clock that is 301000 ms behind the shard's"
+    """
+    gap_ms = shard_ms - first_sent_at_ms
+    side = "behind" if gap_ms >= 0 else "ahead of"
+    return f"first sent at {first_sent_at_ms} ms, by a clock that is {abs(gap_ms)} ms {side} the shard's"
+
+
+def clock_gap_ms(message: str) -> int | None:
+    """Return the gap that :func:`clock_gap` says: negative if the clock is ahead; None if it says none.
+
+    >>> clock_gap_ms(clock_gap(302_000, 1_000))
+    -301000
+    """
+    found = _CLOCK_GAP.search(message)
+    return None if found is None else int(found[1]) * (1 if found[2] == "behind" else -1)
+
+
 _REMEDIES = {
     OK: Remedy.NONE,
     NOT_LEADER: Remedy.RETRY,

@@ -31,7 +31,7 @@ from schemas.kafka.connection import USERNAME, BadKafkaSetting, Brokers, connect
 from schemas.kafka.reply_keys import reply_key
 from schemas.kafka.troubles import ClientError, ConnectionTroubles
 from schemas.records.door import DoorRead
-from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, OM_RESPONSES, SILENT_BROKER_MS, responses_topic
+from schemas.topics import MAX_MESSAGE_BYTES, OM_LOG, OM_REQUESTS, OM_RESPONSES, SILENT_BROKER_MS, responses_topic
 from transport.waiting.deadline import Deadline
 
 logger = logging.getLogger("stratolog.client")
@@ -80,7 +80,7 @@ class Transport:
         self._producer = Producer(_producer_settings(self._brokers, message_timeout_ms, self._troubles))
         self._consumer = Consumer(_consumer_settings(self._brokers, client_id, self._troubles))
         try:
-            self.shards = self._partitions(OM_REQUESTS, deadline)
+            self.shards = self._find_shards(deadline)
             self._reply_topic = self._find_reply_topic(deadline)
             partitions = self._partitions(self._reply_topic, deadline)
             self.reply_partition = int.from_bytes(client_id, "big") % partitions
@@ -135,6 +135,19 @@ class Transport:
             self._patience.still(f"topic {topic}: {last}")
             time.sleep(PAUSE_S)
         raise self._not_connected(f"topic {topic}: {last}")
+
+    def _find_shards(self, deadline: Deadline) -> int:
+        """Return the number of shards: of partitions of requests, or of the log if this client sees that it has fewer.
+
+        Somebody may have added partitions to the topic of requests. They are no shards: nobody executes what is sent
+        there, and if they counted, volumes would be looked for in other shards.
+        """
+        number = self._partitions(OM_REQUESTS, deadline)
+        try:
+            of_log = self._consumer.list_topics(OM_LOG, timeout=_ask_s(deadline)).topics[OM_LOG]
+        except KafkaException:
+            return number
+        return number if of_log.error is not None else min(number, len(of_log.partitions) or number)
 
     def _assign_replies(self, deadline: Deadline) -> None:
         partition = TopicPartition(self._reply_topic, self.reply_partition)

@@ -3,7 +3,7 @@
 Rules:
     - A replica's position lives in RocksDB with the data, never in the consumer group. The group id is fresh for each
       process start. The group's offsets are set before the worker starts and never committed, and a rebalance goes back
-      to the replica's position. There is no offset reset.
+      to the replica's position. There is no offset reset. Groups of former starts are removed.
     - Records of a claim that leads in this process are not even fetched (:func:`rest_while_leading`).
     - A process with replicas of only some partitions fetches those alone (``FollowerTransport.follow``).
 
@@ -12,12 +12,13 @@ Rules:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import faust
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from replicated_db.core.applying.replica import Replica
@@ -36,6 +37,9 @@ from transport.web.http_guard import HttpGuard
 
 EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+GROUP_DIGITS = 8
+"""Hexadecimal digits at the end of a group's name, fresh for each start."""
 
 IDLE_FOR_GOOD_S = 10 * 365 * 86_400.0
 """How long a follower may have nothing to fetch."""
@@ -120,6 +124,26 @@ def place_group(
     # A refused partition is in the answer; nothing is raised for it.
     if refused := [p for p in answer.topic_partitions if p.error is not None]:
         raise LogUnavailable(f"group {group}: {refused[0].topic}/{refused[0].partition}: {refused[0].error.str()}")
+
+
+def remove_former_groups(bootstrap_servers: Brokers, group: str, note: Callable[[str], None]) -> None:
+    """Remove the groups of former starts of a process, of which nobody is a member any more.
+
+    ``group`` is the present start's; only its last eight digits differ from theirs. Brokers would keep them for a week.
+    That they do not answer, or refuse, is noted.
+    """
+    admin = AdminClient(client_settings(bootstrap_servers, {"log_level": 0}))
+    name = re.compile(re.escape(group[:-GROUP_DIGITS]) + f"[0-9a-f]{{{GROUP_DIGITS}}}")
+    try:
+        listed = admin.list_consumer_groups(states={ConsumerGroupState.EMPTY}, request_timeout=ADMIN_TIMEOUT_S).result()
+        former = [one.group_id for one in listed.valid if one.group_id != group and name.fullmatch(one.group_id)]
+        removed = admin.delete_consumer_groups(former, request_timeout=ADMIN_TIMEOUT_S) if former else {}
+        for future in removed.values():
+            future.result()
+        if listed.errors:  # of single brokers: the others have answered
+            raise KafkaException(listed.errors[0])
+    except KafkaException as error:
+        note(f"the groups of former starts are not removed: {error.args[0].str()}")
 
 
 def rest_while_leading(app: faust.App, topic: str, loop: LeaderLoop) -> None:

@@ -13,9 +13,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
-from replicated_db.core.errors import StopProcess
+from replicated_db.core.errors import StopProcess, StoreFailure
 from replicated_db.core.ports import LogUnavailable
 from transport.waiting.deadline import Deadline
 
@@ -31,6 +32,9 @@ STOP_WAIT_S = 10.0
 
 A worker whose consumer is just joining its group takes minutes.
 """
+
+FOLDER_LOOK_S = 1.0
+"""How often a process looks whether its folders are still where they were."""
 
 COLLECTOR_THRESHOLDS = (50_000, 20, 50)
 """Thresholds of Python's cyclic collector. The defaults cost a third of the leader's time (docs/performance.md)."""
@@ -123,6 +127,44 @@ class Background:
         except BaseException as error:
             if not self._stop.is_set():
                 self._fatal(error)
+
+
+class FolderWatch(Background):
+    """Ends the process when a file that it holds open is no longer at its path.
+
+    The folder was removed, unmounted or replaced then: what the process writes is in files that nobody will find again.
+    """
+
+    def __init__(self, fatal: Callable[[BaseException], None]) -> None:
+        super().__init__("folder-watch", fatal)
+        self._held: dict[Path, tuple[int, int]] = {}
+
+    def hold(self, path: Path) -> None:
+        """Watch a file that this process has open until it ends: so no other file gets its number. Raises OSError."""
+        found = path.stat()
+        self._held[path] = found.st_dev, found.st_ino
+
+    def run(self) -> None:
+        """Look from time to time. Raises StoreFailure."""
+        while not self._stop.wait(FOLDER_LOOK_S):
+            for path, number in list(self._held.items()):
+                if _is_elsewhere(path, number):
+                    raise StoreFailure(
+                        f"{path} is gone or is another file: {path.parent} was removed, unmounted or replaced while this "
+                        "process used it. Bring the folder back and start the process again; with an empty folder it "
+                        "takes what it needs from its peers"
+                    )
+
+
+def _is_elsewhere(path: Path, number: tuple[int, int]) -> bool:
+    """Whether a path has another file, or none. A disk that does not answer says neither."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) != number
 
 
 def calm_collector() -> None:

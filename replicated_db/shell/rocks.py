@@ -16,6 +16,8 @@ Memory is bounded: the write buffers of a database by WRITE_BUFFERS_BYTES, its b
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -87,6 +89,25 @@ READER_BUFFER_BYTES = 64 * 1024
 
 With a store's buffers and their filters, an open checkpoint took 9 MiB. With these it takes 0.7 MiB.
 """
+
+
+_DAMAGED = ("Corruption", os.strerror(errno.ENOENT))
+"""What RocksDB says of a database whose files are wrong or gone."""
+_OF_THE_MACHINE = tuple(
+    os.strerror(number)
+    for number in (
+        errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOLCK, errno.EAGAIN,
+        errno.EACCES, errno.EPERM, errno.EROFS,
+    )
+)  # fmt: skip
+"""What it says of a machine that gives too little, also within the report of a corruption: the files may be whole."""
+
+
+def _way_back(said: str) -> str:
+    """Return what to do about a database that does not open: only one that is damaged may be moved away."""
+    if any(words in said for words in _DAMAGED) and not any(words in said for words in _OF_THE_MACHINE):
+        return "Move it away; the replica is rebuilt from the log, or from a peer's checkpoint"
+    return "That does not say that its rows are damaged: leave it where it is, end the cause, and start the node again"
 
 
 def _options(cache: Cache) -> Options:
@@ -296,9 +317,7 @@ class RocksStore(RocksView):
             # A process that was killed may have left something half made or half removed.
             shutil.rmtree(self._checkpoints / WORK_FOLDER, ignore_errors=True)
         except Exception as error:
-            raise StoreFailure(
-                f"{path} does not open: {error}. Move it away; the replica is rebuilt from the log, or from a peer's checkpoint"
-            ) from error
+            raise StoreFailure(f"{path} does not open: {error}. {_way_back(str(error))}") from error
 
     def _options_of(self, cf: str) -> Options:
         options = _options(self._block_cache)

@@ -96,8 +96,8 @@ def _topic(name: str, *operations: KafkaOperation, why: str, is_prefix: bool = F
     return KafkaRight(resource=KafkaResource.TOPIC, name=name, operations=operations, is_prefix=is_prefix, why=why)
 
 
-def _group(name: str, operation: KafkaOperation, *, why: str, is_prefix: bool = True) -> KafkaRight:
-    return KafkaRight(resource=KafkaResource.GROUP, name=name, operations=(operation,), is_prefix=is_prefix, why=why)
+def _group(name: str, *operations: KafkaOperation, why: str, is_prefix: bool = True) -> KafkaRight:
+    return KafkaRight(resource=KafkaResource.GROUP, name=name, operations=operations, is_prefix=is_prefix, why=why)
 
 
 _READ, _WRITE = KafkaOperation.READ, KafkaOperation.WRITE
@@ -123,7 +123,7 @@ ACCESS: Mapping[KafkaPrincipal, tuple[KafkaRight, ...]] = {
         _topic(DN_LOG, KafkaOperation.ALTER, why="adds partitions for new pipelines"),
         _topic(DN_AUDIT, KafkaOperation.ALTER, why="adds partitions for new pipelines"),
         _group(LEADER_GROUP, _READ, is_prefix=False, why="its assignment says who may claim a shard"),
-        _group(f"om-follower-{NAME}-", _READ, why="follows the log"),
+        _group(f"om-follower-{NAME}-", _READ, KafkaOperation.DELETE, why="follows the log; removes former starts' groups"),
         _UNUSED_GROUP,
         _CHECKS_BROKERS,
     ),
@@ -132,7 +132,10 @@ ACCESS: Mapping[KafkaPrincipal, tuple[KafkaRight, ...]] = {
         _topic(DN_HEARTBEATS, _WRITE, why="says how it is"),
         _topic(DN_AUDIT, _READ, _WRITE, _SETTINGS, why="reports of replicas and blocks, and the other members' reports"),
         _topic(OM_VERDICTS, _READ, why="trims no further than the audit has come"),
-        _group(f"dn-follower-{NAME}-", _READ, why="follows the pipelines' log"),
+        _group(
+            f"dn-follower-{NAME}-", _READ, KafkaOperation.DELETE,
+            why="follows the pipelines' log; removes former starts' groups",
+        ),
         _UNUSED_GROUP,
         _CHECKS_BROKERS,
     ),

@@ -4,7 +4,8 @@ Reads om.log and om.audit from their beginnings or from the checkpoint, writes v
 
 - On SIGTERM or SIGINT the micro-batch that is being written ends, no further one begins, and the status is 0.
 - After SIGKILL a new start continues from the checkpoint.
-- If a log is trimmed past the checkpoint, the checkpoint is set aside, and the audit begins at the log's base.
+- If a log is trimmed past the checkpoint, or a file of the checkpoint is torn or lost after a crash of the machine, the
+  checkpoint is set aside, and the audit begins at the log's base.
 - If newer software has written the log, the replicas are ``unknown`` and the status is 1. The micro-batch is not
   committed: the upgraded audit goes on there.
 - If a query fails otherwise, the status is 1.
@@ -43,7 +44,7 @@ from spark_streaming.jobs.wake_ups import WakeUps
 from spark_streaming.naming.key_naming import KeyNaming
 from spark_streaming.naming.replica_rows import ReplicaRows
 from spark_streaming.records.batch_gate import BatchGate
-from spark_streaming.records.checkpoints import begin_anew_if_trimmed, committed_offsets
+from spark_streaming.records.checkpoints import begin_anew_if_damaged, begin_anew_if_trimmed, committed_offsets
 from spark_streaming.records.core.freshness import ReportedPartition
 from spark_streaming.records.logs import topic_partitions
 from spark_streaming.records.news import News
@@ -130,6 +131,7 @@ def _run(config: AuditConfig, health: JobHealth, metrics: AuditMetrics) -> int:
     try:
         if not topic_partitions(config.bootstrap_servers, config.logs[0].topic):
             return _fail(health, f"there is no topic {config.logs[0].topic}")
+        leave_damaged_checkpoint(config)
         leave_trimmed_checkpoints(config)
         if not topic_partitions(config.bootstrap_servers, config.stats_topic):
             return _fail(health, f"there is no topic {config.stats_topic}: `stratolog topics ensure` makes it")
@@ -234,12 +236,25 @@ def await_news(
 def leave_trimmed_checkpoints(config: AuditConfig) -> bool:
     """Set aside what belongs to a part of the logs that has been trimmed away; say whether there was such a thing."""
     logs = [log.topic for log in config.logs]
-    output = config.output_dir
-    folders = (output / "verdicts", output / "barriers", config.window_state)
-    lost = begin_anew_if_trimmed(config.bootstrap_servers, config.checkpoint_dir, logs, folders)
-    if lost is not None:
-        print(f"{lost}: {config.checkpoint_dir.name} is set aside, and begins anew at the log's base", file=sys.stderr)
-    return lost is not None
+    lost = begin_anew_if_trimmed(config.bootstrap_servers, config.checkpoint_dir, logs, _of_checkpoint(config))
+    return _tell_set_aside(config, lost)
+
+
+def leave_damaged_checkpoint(config: AuditConfig) -> bool:
+    """Set the checkpoint aside if a crash of the machine has torn it, or lost a part; say whether it has."""
+    what = begin_anew_if_damaged(config.checkpoint_dir, _of_checkpoint(config))
+    return _tell_set_aside(config, None if what is None else f"{config.checkpoint_dir}: {what}")
+
+
+def _of_checkpoint(config: AuditConfig) -> tuple[Path, ...]:
+    """Return what is of no use without the checkpoint: output that is numbered by its micro-batches, open windows."""
+    return config.output_dir / "verdicts", config.output_dir / "barriers", config.window_state
+
+
+def _tell_set_aside(config: AuditConfig, why: str | None) -> bool:
+    if why is not None:
+        print(f"{why}: {config.checkpoint_dir.name} is set aside, and begins anew at the log's base", file=sys.stderr)
+    return why is not None
 
 
 def main(arguments: list[str] | None = None) -> int:

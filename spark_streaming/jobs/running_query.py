@@ -90,8 +90,9 @@ class RunningQuery:
             if end is QueryEnd.QUIET and self.windows is not None:
                 self.windows.send_now()
         except (PySparkException, KafkaException) as error:
-            # Spark appends the whole logical plan to its message.
-            self.failure, self.are_brokers_away = str(error)[:MAX_REASON_CHARACTERS], are_away(str(error))
+            # Spark appends the query's state and its whole plan to its message.
+            reason, _, _ = str(error).partition("\n=== Streaming Query ===")
+            self.failure, self.are_brokers_away = reason[:MAX_REASON_CHARACTERS], are_away(str(error))
             return QueryEnd.FAILED
         return end
 

@@ -8,6 +8,7 @@ Rules (design, section 4; decisions 0013, 0026 and 0034):
       claim or is unfit stays out for UNFIT_WAIT_S.
     - The owner may lend a shard (``lending``). A borrower's failures cost the borrower the loan and nothing else,
       unless the borrower is unfit.
+    - Partitions that somebody has added to the topic of requests are no shards. Nothing is done about them.
     - A node that leaves or stops starts no thread for a shard that it owns. A node that stops starts no thread at all.
 
 Pure: time, signs and jitter come with events. The shell (``leadership``) holds one lock around ``handle``, StartThread
@@ -48,12 +49,19 @@ from om_processors.leading.core.leadership_states import (
 from om_processors.leading.core.lending import LEND_TIMEOUT_S, Answer, Borrowed, Loan, gives_up, takes_back
 from om_processors.leading.core.watchdog import Bounds, reasons_not_to_join, reasons_to_leave
 from schemas.result_codes import INVALID_REQUEST
+from schemas.topics import OM_REQUESTS
 from schemas.transitions import next_state
 
 UNFIT_WAIT_S = 60.0
 """How long a node stays out of the group if it is unfit to lead (its clock is wrong) or cannot claim a
 shard it owns.
 """
+
+NO_SHARD = (
+    f"The cluster goes on. To be rid of them, delete the topic {OM_REQUESTS} (requests that nobody has executed yet are "
+    "sent again by their clients), and let 'stratolog topics ensure' make it anew"
+)
+"""The way back for a topic that has more partitions than the cluster has shards."""
 
 COSTS_MEMBERSHIP = frozenset({ThreadEnd.DEPOSED, ThreadEnd.FAILED})
 """Ends of an owner's thread that make its node leave the group. UNFIT does so for a borrowed shard too."""
@@ -156,17 +164,26 @@ class LeadershipMachine:
     def _on_assigned(self, event: events.ShardsAssigned) -> None:
         if self.state not in IN_GROUP:
             return  # the node is about to leave, which gives the shards back
-        for shard in event.shards:
+        if foreign := [shard for shard in event.shards if shard not in self.roles]:
+            self._say(
+                f"{OM_REQUESTS} has partitions {foreign}, which are no shards: nobody executes what is sent there. "
+                f"{NO_SHARD}"
+            )
+        for shard in self._shards_of(event):
             self._say(f"shard {shard} is assigned here", shard)
             self._let(shard, ShardSignal.ASSIGNED)
 
     def _on_revoked(self, event: events.ShardsRevoked) -> None:
-        self._let_drain(event.shards, ShardSignal.TAKEN_AWAY)
+        self._let_drain(self._shards_of(event), ShardSignal.TAKEN_AWAY)
 
     def _on_lost(self, event: events.ShardsLost) -> None:
         self._say(f"lost shards {list(event.shards)}: silent for longer than the session time-out")
-        for shard in event.shards:
+        for shard in self._shards_of(event):
             self._let(shard, ShardSignal.TAKEN_AWAY)
+
+    def _shards_of(self, event: events.ShardsAssigned | events.ShardsRevoked | events.ShardsLost) -> list[int]:
+        """Return the shards among an event's partitions: somebody may have added partitions to the topic."""
+        return [shard for shard in event.shards if shard in self.roles]
 
     def _on_left(self, event: events.GroupLeft) -> None:
         self._change(MemberSignal.LEFT)

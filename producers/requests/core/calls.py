@@ -12,7 +12,11 @@ request, and a call's outcome. Times and jitter are arguments. The rules:
    If the way to a shard's leader is lost, its calls are sent again at once.
 5. At its deadline a call ends with *outcome unknown*, refused or not: a leader that reads the topic again may still
    execute a copy that another leader refused. The call is never sent again afterwards.
-6. ``answered_below`` of a request is the lowest call in flight, itself included, so no call that may still be sent
+6. REQUEST_EXPIRED says how far the clock that stamped the request is from the shard's. If one copy was sent, there is
+   no earlier effect: its retry row would have answered. A later one is possible only while the shard's time comes
+   nearer to the stamp, so to a clock that is ahead, by less than SURELY_AHEAD_MS. All other calls know: nothing was
+   done.
+7. ``answered_below`` of a request is the lowest call in flight, itself included, so no call that may still be sent
    again is below it.
 """
 
@@ -39,8 +43,10 @@ from schemas.result_codes import (
     OK,
     OVERLOADED,
     PERMISSION_DENIED,
+    REQUEST_EXPIRED,
     REQUEST_TOO_LARGE,
     Remedy,
+    clock_gap_ms,
     remedy,
     retry_after_ms,
 )
@@ -50,6 +56,8 @@ from transport.waiting.core.backoff import Backoff
 
 MAX_DEADLINE_MS = 5 * 60_000
 """After this time a leader answers REQUEST_EXPIRED, so a longer wait is useless."""
+SURELY_AHEAD_MS = 15 * 60_000
+"""A leader reads requests of the last ten minutes again, at most; five minutes more, and the stamp is out of reach."""
 MAX_IN_FLIGHT = 10_000
 """Calls of one client that are on the way at once, unless it is made with another number."""
 RESENDS_PER_STEP = 1000
@@ -324,7 +332,18 @@ class Calls:
 
 def outcome_of(call: Call, response: Response) -> Outcome:
     """Return the outcome that a final response stands for."""
-    return error_of(response, call.body) or response
+    gap_ms = clock_gap_ms(response.message) if response.status == REQUEST_EXPIRED else None
+    return error_of(response, call.body) or response if gap_ms is None else _clock_off(call, response, gap_ms)
+
+
+def _clock_off(call: Call, response: Response, gap_ms: int) -> StratologError:
+    """Return the outcome of a call whose stamp is ``gap_ms`` behind the shard's time (rule 6)."""
+    side = f"{gap_ms / 1000:.0f} s behind" if gap_ms > 0 else f"{-gap_ms / 1000:.0f} s ahead of"
+    what = f"this machine's clock is {side} the cluster's: set it right, to less than {MAX_DEADLINE_MS // 1000} s"
+    if call.sendings == 1 and (gap_ms > 0 or -gap_ms >= SURELY_AHEAD_MS):
+        return RequestFailed(response.status, f"{what}. Nothing was done", request=call.body, response=response)
+    doubt = "nothing was done by this answer; another copy, or one that is read again, may still have an effect"
+    return OutcomeUnknown(response.status, f"{what}; {doubt}", request=call.body, response=response)
 
 
 def unknown(call: Call, status: str, message: str) -> OutcomeUnknown:

@@ -27,6 +27,7 @@ from replicated_db.core.execution.service import (
 )
 from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.tables.column_families import RETRY
+from schemas.result_codes import clock_gap
 
 R_contra = TypeVar("R_contra", contravariant=True)
 R = TypeVar("R")
@@ -101,7 +102,8 @@ def judge_call(
     if prepared is not None and not is_expired(sent_ms, now_ms):
         return _refused_as_prepared(prepared)
     if is_expired(sent_ms, timestamp_ms):
-        return CallJudgement(ruling=CallRuling.REFUSED, refusal=Refusal.EXPIRED, message=f"first sent at {sent_ms} ms")
+        message = clock_gap(sent_ms, timestamp_ms)
+        return CallJudgement(ruling=CallRuling.REFUSED, refusal=Refusal.EXPIRED, message=message)
     if is_below_floor(get, client_id, call_id):
         return ANSWERED
     # Expired by ``now_ms``, but not by the time of its batch, which was opened earlier.

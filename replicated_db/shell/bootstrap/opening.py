@@ -172,6 +172,15 @@ def _wanted(replica: Replica, log: Log, records: int, note: Note) -> WantsCheckp
     return wants(records, f"it is empty, and the log has {end:,} records", must=False) if end > records else None
 
 
+def lock_of(database: Path) -> Path | None:
+    """Return the file by which this process keeps others away from a database, None if it does not."""
+    return _lock_file(database) if database in _LOCKS else None
+
+
+def _lock_file(database: Path) -> Path:
+    return database.with_name(database.name + ".lock")
+
+
 def _lock(database: Path) -> None:
     """Keep other processes away from a database and the folders beside it, until this process ends.
 
@@ -179,7 +188,7 @@ def _lock(database: Path) -> None:
     """
     if database in _LOCKS:
         return
-    path = database.with_name(database.name + ".lock")
+    path = _lock_file(database)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")

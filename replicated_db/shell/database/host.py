@@ -7,8 +7,8 @@ A process makes one host and goes through its life in this order:
 2. For each shard a :meth:`place`, which is opened and checked against its log (``bootstrap/opening``): at once
    (:meth:`open`), or later by who installs it. :meth:`add` makes a database of the open replica.
 3. :meth:`make_app` makes the follower's app; :meth:`attach` gives it the follower and the members' pages.
-4. :meth:`start` begins to scrub and to trim.
-5. :meth:`stop` ends both, while the leaders still answer.
+4. :meth:`start` begins to scrub, to trim, and to watch the folders.
+5. :meth:`stop` ends all three, while the leaders still answer.
 6. :meth:`close`, once nothing leads or follows: pages, then transfers, then what the service closes, then the reports
    that are queued, last the stores. Errors from here on are consequences of closing.
 
@@ -33,17 +33,17 @@ from replicated_db.core.bootstrap.peer_choice import ServingPeer
 from replicated_db.core.ports import Clock, Log, Store
 from replicated_db.core.tables.column_families import Families
 from replicated_db.shell.bootstrap.candidate_check import MakeReader
-from replicated_db.shell.bootstrap.opening import BootstrapPolicy, ReplicaToOpen, open_replica
+from replicated_db.shell.bootstrap.opening import BootstrapPolicy, ReplicaToOpen, lock_of, open_replica
 from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
 from replicated_db.shell.bootstrap.transfer_pages import TransferPages
 from replicated_db.shell.database.database import DatabaseService, ReplicatedDatabase, replica_of
 from replicated_db.shell.database.follower import Follower
-from replicated_db.shell.follower import make_app, place_group, rest_while_leading
+from replicated_db.shell.follower import GROUP_DIGITS, make_app, place_group, remove_former_groups, rest_while_leading
 from replicated_db.shell.kafka.faust_transport import FLOWING_WAIT_MS
 from replicated_db.shell.kafka.kafka_log import Headers, KafkaLog
 from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.logs import Note, Notes
-from replicated_db.shell.process import closing, when_brokers_answer
+from replicated_db.shell.process import FolderWatch, closing, when_brokers_answer
 from replicated_db.shell.reports import AuditReports
 from replicated_db.shell.rocks import RocksReader
 from replicated_db.shell.rolling_scrub import RollingScrub
@@ -112,6 +112,8 @@ class DatabaseHost:
         self.rolling_scrub = RollingScrub(
             self.replicas.values, reports, settings.scrub_within_ms, self.note, fatal, what=settings.what
         )
+        self.folders = FolderWatch(fatal)
+        self._places: dict[int, Path] = {}
         self._trim_loop: LogTrimLoop | None = None
         self._trimming: LogTrimming | None = None
         self._app: faust.App | None = None
@@ -131,6 +133,7 @@ class DatabaseHost:
     ) -> ReplicaToOpen:  # fmt: skip
         """Return a shard's replica in the folder ``database``, to be opened; ``store`` opens the folder."""
         settings = self.settings
+        self._places[shard] = database
         identity = Identity(cluster=settings.cluster, shard=shard, shards=settings.shards, node=settings.node)
         return ReplicaToOpen(
             database=database, make=lambda: replica_of(identity, families, store, executor),
@@ -163,6 +166,8 @@ class DatabaseHost:
         self.databases[shard] = database
         self.loops[shard] = database.loop
         self.replicas[shard] = replica
+        if shard in self._places and (lock := lock_of(self._places[shard])) is not None:
+            self.folders.hold(lock)
         return database
 
     # -- serving ---------------------------------------------------------------------------------------------------
@@ -206,7 +211,7 @@ class DatabaseHost:
         """
         settings = self.settings
         self._app = app = make_app(
-            f"{name}-{settings.node}-{secrets.token_hex(4)}", bootstrap_servers=settings.bootstrap_servers, host=host,
+            f"{name}-{settings.node}-{secrets.token_hex(GROUP_DIGITS // 2)}", bootstrap_servers=settings.bootstrap_servers, host=host,
             port=port, data_dir=data_dir, fatal=self.fatal, follows=follows, placed=placed,
             flowing_wait_ms=flowing_wait_ms, guard=guard, middlewares=middlewares, tls=settings.tls,
         )  # fmt: skip
@@ -215,6 +220,7 @@ class DatabaseHost:
             audit_topic=settings.audit_topic, replicas=dict(self.replicas), partitions=partitions,
         )  # fmt: skip
         when_brokers_answer(place)
+        remove_former_groups(settings.bootstrap_servers, app.conf.id, self.note)
         return app
 
     def attach(self, app: faust.App, spans: FollowerSpans | None = None) -> None:
@@ -241,13 +247,15 @@ class DatabaseHost:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to scrub and to trim."""
+        """Begin to scrub, to trim, and to watch the folders."""
+        self.folders.start()
         if self._trim_loop is not None:
             self._trim_loop.start()
         self.rolling_scrub.start()
 
     def stop(self) -> None:
         """End what :meth:`start` has begun."""
+        self.folders.close()
         if self._trim_loop is not None:
             self._trim_loop.close()
         self.rolling_scrub.close()

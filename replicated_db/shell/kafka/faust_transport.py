@@ -17,6 +17,7 @@ never skipped past.
 
 A broker that is cut off from the others may be taken for the leader again (decision 0026), and its log may end before
 the position. Then another broker is asked. It is an error only if brokers say so for BEYOND_END_WAIT_S without a pause.
+Of reports it is none even then: no replica depends on them, so they are read from the first that there is.
 
 A transport with ``follows`` fetches the named partitions alone. The group's one member is assigned all partitions, and
 the others stay paused, in Faust and in aiokafka below it, until :meth:`FollowerTransport.follow` names them. They are
@@ -33,13 +34,14 @@ got its offsets, so the group has none for them, and they are read from their be
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from threading import Lock
 from typing import Any
 
-from aiokafka.errors import CorruptRecordException, OffsetOutOfRangeError
+from aiokafka.errors import CorruptRecordException, NoOffsetForPartitionError, OffsetOutOfRangeError
 from aiokafka.structs import TopicPartition
 from faust.transport.drivers import aiokafka
 from faust.types import TP
@@ -48,6 +50,8 @@ from mode.utils.times import Seconds
 
 from replicated_db.core.errors import BrokenLog, corrupt_record
 from replicated_db.shell.kafka.eager import Begun
+
+logger = logging.getLogger(__name__)
 
 FLOWING_WAIT_MS = 50
 FLOWING_MIN_BYTES = 256 * 1024
@@ -130,6 +134,12 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
         except UnicodeDecodeError as error:
             self._pass_by(consumer, fetcher, error)
             return {}
+        except NoOffsetForPartitionError as error:
+            # The brokers forget the group's offsets with a topic that is deleted.
+            if self.consumer.transport.next_offset(error.args[0]) is not None:
+                raise
+            await self._begin_anew(consumer, error.args)
+            return {}
         except OffsetOutOfRangeError as error:
             # A position behind which the replica has moved on, while the log was trimmed, is of no use any more. Any
             # other stays, so nothing is skipped.
@@ -137,8 +147,13 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
                 following = self.consumer.transport.next_offset(place)
                 if following is not None and following > offset:
                     consumer.seek(place, following)
-            if self._beyond_end.lasts(error.args[0], asyncio.get_running_loop().time()):
+            reports = [place for place in error.args[0] if self.consumer.transport.next_offset(place) is None]
+            now_s = asyncio.get_running_loop().time()
+            if self._beyond_end.lasts(set(error.args[0]) - set(reports), now_s):
                 raise
+            if self._beyond_end.lasts(reports, now_s):
+                await self._begin_anew(consumer, reports)
+                return {}
             await consumer._client.force_metadata_update()
             await asyncio.sleep(IDLE_WAIT_MS / 1000)
             return {}
@@ -155,6 +170,15 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
         else:
             _ask_for(fetcher, IDLE_MIN_BYTES, IDLE_WAIT_MS)
         return records
+
+    async def _begin_anew(self, consumer: Any, places: Sequence[TopicPartition]) -> None:
+        """Read reports from the first one that the brokers have: their topic was made anew, or has lost records."""
+        for place in places:
+            logger.warning(
+                "%s/%d was made anew, or has lost records: read from its beginning", place.topic, place.partition
+            )
+            self.consumer._read_offset[TP(*place)] = None
+        await consumer.seek_to_beginning(*places)
 
     def _flows(self, records: Mapping[Any, Sequence[Any]]) -> bool:
         wait_s = self.consumer.transport.flowing_wait_ms / 1000

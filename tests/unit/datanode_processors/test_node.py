@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +20,10 @@ from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
 from datanode_processors.layout import DataFolder, open_folder
 from datanode_processors.node import CannotStart, DatanodeProcess
+from replicated_db.core.errors import StopProcess
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.core.tables.memory import MemoryLog
+from replicated_db.shell import process
 from replicated_db.shell.database import host as host_module
 from replicated_db.shell.startup import Topics, WrongSetting
 from replicated_db.shell.system import SystemClock
@@ -182,7 +185,7 @@ def test_what_begins_with_the_node_ends_with_it(make: Make, died: list[BaseExcep
 
 SERVING = {
     "block-scrub", "block-reports", "elections", "fetch", "heartbeats", "verify", "log trimming", "dn1-accept",
-    "rolling-scrub",
+    "rolling-scrub", "folder-watch",
 }  # fmt: skip
 """Threads that a datanode has as long as it serves."""
 
@@ -551,3 +554,16 @@ def test_a_datanode_serves_while_its_worker_runs_and_is_closed_however_that_ends
     assert serving == [True]
     assert not accepts()
     assert not died
+
+
+def test_a_datanode_whose_folder_is_gone_ends_and_says_so(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no pipeline yet; before, its heartbeats came on, and it stayed HEALTHY."""
+    monkeypatch.setattr(process, "FOLDER_LOOK_S", 0.01)
+    node = make()
+    died: SimpleQueue[BaseException] = SimpleQueue()
+    monkeypatch.setattr(node.host.folders, "_fatal", died.put)
+    node.start()
+    node.config.data_dir.rename(node.config.data_dir.with_name("elsewhere"))
+    error = died.get(timeout=30)
+    assert isinstance(error, StopProcess)
+    assert f"{node.config.data_dir} was removed, unmounted or replaced" in str(error)

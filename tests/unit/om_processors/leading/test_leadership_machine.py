@@ -440,3 +440,18 @@ def test_a_move_that_outlasts_the_membership_starts_nothing():
     assert tell(found, MoveEnded(shard=0)) == []
     tell(found, left(), signs(now_s=NOW_S + 1), assigned(0))
     assert tell(found, MoveAsked(shard=0)) == []  # the one before is over
+
+
+def test_partitions_that_are_no_shards_are_told_and_left_alone():
+    """Somebody adds partitions to the topic of requests; before, that ended every node."""
+    found = in_state(MemberState.MEMBER)
+    said = tell(found, assigned(0, 2, 3))
+    assert kinds(said) == "say say start"
+    assert isinstance(said[0], LeadershipNote)
+    assert "om.requests has partitions [2, 3], which are no shards" in said[0].text
+    assert "'stratolog topics ensure'" in said[0].text
+    assert found.owns(0)
+    assert kinds(tell(found, ShardsRevoked(shards=(2,)))) == ""
+    assert kinds(tell(found, ShardsLost(shards=(3,)))) == "say"
+    assert found.owns(0)
+    assert kinds(tell(found, ShardsRevoked(shards=(0, 3)))) == "end drain"

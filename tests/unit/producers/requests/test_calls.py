@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from producers.errors import OutcomeUnknown, RequestFailed, TooManyInFlight
+from producers.errors import OutcomeUnknown, RequestFailed, StratologError, TooManyInFlight
 from producers.requests.core.calls import (
     JITTER_SHARE,
     MAX_DEADLINE_MS,
@@ -30,6 +31,7 @@ from schemas.result_codes import (
     REQUEST_EXPIRED,
     REQUEST_TOO_LARGE,
     VOLUME_NOT_FOUND,
+    clock_gap,
     with_retry_after,
 )
 from schemas.sharding import shard_of
@@ -53,9 +55,9 @@ def begin(calls, now_ms=0.0, body=None) -> Call:
     return call
 
 
-def answer(call_id, status=OK, client_id=ME, index=7, shard=1):
+def answer(call_id, status=OK, client_id=ME, index=7, shard=1, message="why"):
     return Response(
-        client_id=client_id, call_id=call_id, shard=shard, index=index, status=status, message="why", result=None
+        client_id=client_id, call_id=call_id, shard=shard, index=index, status=status, message=message, result=None
     )
 
 
@@ -139,6 +141,28 @@ def test_a_final_error_becomes_an_exception_with_request_and_response(status, ki
     assert isinstance(error, kind)
     assert (error.status, error.message, error.request, error.response) == (status, "why", call.body, response)
     assert "DeleteVolume /v1" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("gap_ms", "sendings", "kind", "said"),
+    [
+        (301_000, 1, RequestFailed, "301 s behind the cluster's: set it right, to less than 300 s. Nothing was done"),
+        (301_000, 2, OutcomeUnknown, "301 s behind the cluster's: .*may still have an effect"),
+        (-301_000, 1, OutcomeUnknown, "301 s ahead of the cluster's: .*may still have an effect"),
+        (-3_600_000, 1, RequestFailed, "3600 s ahead of the cluster's: .*Nothing was done"),
+        (-3_600_000, 2, OutcomeUnknown, "3600 s ahead of the cluster's: "),
+    ],
+)
+def test_a_wrong_clock_is_named_and_by_how_much(gap_ms: int, sendings: int, kind: type[StratologError], said: str):
+    calls = table()
+    call = begin(calls)
+    call.sendings = sendings
+    response = answer(1, REQUEST_EXPIRED, message=clock_gap(1_700_000_000_000, 1_700_000_000_000 + gap_ms))
+    error = outcome_of(call, response)
+    assert type(error) is kind
+    assert re.search(f"this machine's clock is {said}", str(error))
+    assert "1700000000" not in str(error)
+    assert (error.status, error.response) == (REQUEST_EXPIRED, response)
 
 
 def test_ok_is_the_response_itself():

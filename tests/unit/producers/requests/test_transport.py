@@ -17,7 +17,7 @@ from producers.requests.transport import Transport
 from producers.waiting import WORD_EACH_MS
 from schemas.codecs.envelopes import requests_in
 from schemas.records.messages import CreateVolume
-from schemas.topics import OM_REQUESTS, OM_RESPONSES
+from schemas.topics import OM_LOG, OM_REQUESTS, OM_RESPONSES
 from tests.support.local.memory_broker import PARTITIONS, MemoryBroker, memory_broker
 from tests.support.local.waiting import eventually
 
@@ -235,6 +235,27 @@ def test_a_topic_that_is_not_there_is_named(broker: MemoryBroker, monkeypatch: p
     monkeypatch.setattr(module, "Consumer", lambda settings: Asked(Consumer(settings), 0, ""))
     with pytest.raises(NotConnected, match=f"topic {OM_REQUESTS}: .*UNKNOWN_TOPIC_OR_PART"):
         connected(broker.bootstrap_servers, connect_timeout_ms=250)
+
+
+@pytest.mark.parametrize(
+    ("of_log", "error", "shards"),
+    [(2, None, 2), (PARTITIONS + 2, None, PARTITIONS), (0, KafkaError.TOPIC_AUTHORIZATION_FAILED, PARTITIONS)],
+)
+def test_partitions_of_requests_beyond_the_logs_are_no_shards(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, of_log: int, error: int | None, shards: int
+) -> None:
+    """Somebody has added some. A client that counted them looked for volumes in other shards, and for a shard that is not there."""
+    told = SimpleNamespace(partitions=range(of_log), error=None if error is None else KafkaError(error))
+
+    class Grown(Asked):
+        def list_topics(self, *arguments: object, **words: object) -> object:
+            asked = super().list_topics(*arguments, **words)
+            return SimpleNamespace(topics={OM_LOG: told}) if arguments == (OM_LOG,) else asked
+
+    monkeypatch.setattr(module, "Consumer", lambda settings: Grown(Consumer(settings), 0, ""))
+    transport = connected(broker.bootstrap_servers)
+    assert transport.shards == shards
+    transport.close()
 
 
 def test_that_no_broker_is_left_is_said_once_in_a_while(

@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from aiokafka.errors import CorruptRecordException, IllegalStateError, OffsetOutOfRangeError
+from aiokafka.errors import (
+    CorruptRecordException,
+    IllegalStateError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+)
 from aiokafka.structs import TopicPartition
 from faust.types import TP
 
@@ -426,6 +431,7 @@ def test_a_position_beyond_the_end_is_asked_of_another_broker_for_a_while(fetchi
     fetching.append(b"a", b"b")
 
     async def story(fetch: Fetch) -> None:
+        fetch.transport.next_offset = lambda _: 9
         fetch.begin(0, offset=9)
         await fetch.fetched(0)
         assert await fetch.fetch() == {}
@@ -435,6 +441,51 @@ def test_a_position_beyond_the_end_is_asked_of_another_broker_for_a_while(fetchi
         fetch.thread._beyond_end._seen[fetch.tp(0)] = now_s - BEYOND_END_WAIT_S - 1, now_s
         await fetch.fetched(0)
         with pytest.raises(OffsetOutOfRangeError):
+            await fetch.fetch()
+
+    assert fetching(story).errors == []
+
+
+def test_reports_whose_topic_was_made_anew_are_read_from_its_beginning(fetching: Fetching):
+    """Before, all nodes ended: the position in the former topic lies beyond the end of the new one."""
+    fetching.append(b"a", b"b")
+
+    async def story(fetch: Fetch) -> None:
+        fetch.transport.next_offset = lambda tp: 9 if tp.partition else None
+        fetch.begin(0, offset=9)
+        fetch.consumer._read_offset[TP(fetch.topic, 0)] = 8
+        await fetch.fetched(0)
+        assert await fetch.fetch() == {}
+        assert fetch.position(0) == 9, "a broker that is cut off may not know the end"
+        now_s = asyncio.get_running_loop().time()
+        fetch.thread._beyond_end._seen[fetch.tp(0)] = now_s - BEYOND_END_WAIT_S - 1, now_s
+        await fetch.fetched(0)
+        assert await fetch.take(2) == [b"a", b"b"]
+        assert fetch.consumer._read_offset[TP(fetch.topic, 0)] is None, "Faust would leave out what it has had"
+
+    assert fetching(story).errors == []
+
+
+def test_reports_of_which_the_group_has_no_offset_any_more_are_read_from_the_beginning(fetching: Fetching):
+    """Brokers forget it with the topic. Of a log it is an error."""
+    fetching.append(b"a", b"b")
+
+    async def story(fetch: Fetch) -> None:
+        def refuse(partition: int) -> None:
+            async def fetched(*_: Any, **__: Any) -> Any:
+                fetch.below._fetcher.fetched_records = real
+                raise NoOffsetForPartitionError(fetch.tp(partition))
+
+            fetch.below._fetcher.fetched_records = fetched
+
+        fetch.transport.next_offset = lambda tp: 9 if tp.partition else None
+        fetch.begin(0, offset=1)
+        real = fetch.below._fetcher.fetched_records
+        refuse(0)
+        assert await fetch.fetch() == {}
+        assert await fetch.take(2) == [b"a", b"b"]
+        refuse(1)
+        with pytest.raises(NoOffsetForPartitionError):
             await fetch.fetch()
 
     assert fetching(story).errors == []

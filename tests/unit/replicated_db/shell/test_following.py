@@ -18,7 +18,7 @@ from replicated_db.core.errors import StopProcess
 from replicated_db.core.log.reading import Reading
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell import follower as follower_module
-from replicated_db.shell.follower import make_app, place_group, rest_while_leading
+from replicated_db.shell.follower import make_app, place_group, remove_former_groups, rest_while_leading
 from schemas.codecs.codec import encode
 from schemas.records.log import Tick
 from schemas.records.messages import AuditReport, Evidence
@@ -257,6 +257,14 @@ def test_a_group_is_not_placed_without_brokers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(follower_module, "ADMIN_TIMEOUT_S", 0.1)
     with pytest.raises(LogUnavailable, match="group alone: "):
         place_group("127.0.0.1:1", "alone", log_topic="log", audit_topic="audit", replicas={}, partitions=1)
+
+
+def test_groups_that_cannot_be_removed_stop_nobody(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(follower_module, "ADMIN_TIMEOUT_S", 0.1)
+    notes: list[str] = []
+    remove_former_groups("127.0.0.1:1", "om-follower-om1-0123abcd", notes.append)
+    [note] = notes
+    assert note.startswith("the groups of former starts are not removed: ")
 
 
 class Running:

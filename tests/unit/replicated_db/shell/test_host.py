@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +17,7 @@ from replicated_db.core.errors import StoreFailure, WrongCluster
 from replicated_db.core.leading.leader import LeaderLimits
 from replicated_db.core.ports import Log
 from replicated_db.core.tables.memory import ManualClock, MemoryLog
+from replicated_db.shell import process
 from replicated_db.shell.bootstrap.opening import ReplicaToOpen
 from replicated_db.shell.database import host as module
 from replicated_db.shell.database.database import DatabaseService
@@ -125,6 +129,8 @@ def test_a_shard_is_followed_on_its_log_and_its_members_reports_and_rests_while_
         host.follow(SHARD)
     placed: list[Any] = []
     monkeypatch.setattr(module, "place_group", lambda servers, group, **given: placed.append((group, given)))
+    removed: list[str] = []
+    monkeypatch.setattr(module, "remove_former_groups", lambda servers, group, note: removed.append(group))
     database = opened(host, tmp_path)
     [port] = free_ports(1)
     app = host.make_app(
@@ -132,7 +138,8 @@ def test_a_shard_is_followed_on_its_log_and_its_members_reports_and_rests_while_
     )
     topics = {"log_topic": "log", "audit_topic": "audit", "partitions": 8}
     assert placed == [(app.conf.id, {**topics, "replicas": {SHARD: database.replica}})]
-    assert app.conf.id.startswith("follower-n1-")
+    assert re.fullmatch("follower-n1-[0-9a-f]{8}", app.conf.id)
+    assert removed == [app.conf.id]
     told: list[tuple[str, str, int]] = []
     for what in ("follow", "rest", "wake"):
         monkeypatch.setattr(
@@ -160,7 +167,7 @@ def test_what_begins_with_a_process_ends_before_its_stores(host: LocalLogs, tmp_
     database = opened(host, tmp_path)
     trimming = host.trim_with(lambda *_: "no base", lambda _: {})
     host.start()
-    running = {"rolling-scrub", "log trimming"}
+    running = {"rolling-scrub", "log trimming", "folder-watch"}
     assert running <= {thread.name for thread in threading.enumerate()}
     host.stop()
     assert not running & {thread.name for thread in threading.enumerate()}
@@ -174,3 +181,45 @@ def test_what_begins_with_a_process_ends_before_its_stores(host: LocalLogs, tmp_
     with pytest.raises(StoreFailure):
         database.get("things", b"k")
     RocksStore(tmp_path / f"shard-{SHARD}", FAMILIES.names).close()
+
+
+@pytest.mark.parametrize("how", ["removed", "emptied", "replaced"])
+def test_a_process_whose_database_is_gone_ends_and_says_so(
+    host: LocalLogs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(process, "FOLDER_LOOK_S", 0.01)
+    died: SimpleQueue[BaseException] = SimpleQueue()
+    monkeypatch.setattr(host.folders, "_fatal", died.put)
+    folder = tmp_path / "data"
+    opened(host, folder)
+    host.folders.start()
+    if how == "emptied":
+        for one in folder.iterdir():
+            shutil.rmtree(one) if one.is_dir() else one.unlink()
+    else:
+        folder.rename(tmp_path / "elsewhere")
+    if how == "replaced":
+        shutil.copytree(tmp_path / "elsewhere", folder)
+    error = died.get(timeout=30)
+    assert isinstance(error, StoreFailure)
+    assert f"{folder} was removed, unmounted or replaced" in str(error)
+
+
+def test_a_database_that_is_where_it_was_ends_nothing(
+    host: LocalLogs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An install replaces the database, not the file that keeps others away; a disk that does not answer is no loss."""
+    monkeypatch.setattr(process, "FOLDER_LOOK_S", 0.01)
+    looked = SimpleQueue[Path]()
+    is_elsewhere = process._is_elsewhere
+
+    def looks(path: Path, number: tuple[int, int]) -> bool:
+        looked.put(path)
+        return is_elsewhere(path, number)
+
+    monkeypatch.setattr(process, "_is_elsewhere", looks)
+    opened(host, tmp_path)
+    host.folders.start()
+    (tmp_path / f"shard-{SHARD}").rename(tmp_path / "replaced")
+    assert {looked.get(timeout=30) for _ in range(3)} == {tmp_path / f"shard-{SHARD}.lock"}
+    assert not is_elsewhere(tmp_path / ("x" * 300), (1, 1)), "another error than that it is not there"

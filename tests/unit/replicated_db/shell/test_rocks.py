@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from configparser import ConfigParser
@@ -412,3 +414,75 @@ def test_a_folder_with_other_files_is_left_where_it_is(tmp_path: Path):
     rocks._clear_remains(tmp_path)
     assert [one.name for one in tmp_path.iterdir()] == ["mine"]
     rocks._clear_remains(tmp_path / "none")
+
+
+MOVE = "Move it away"
+LEAVE = "leave it where it is"
+
+
+def _why_closed(path: Path) -> str:
+    with pytest.raises(StoreFailure) as caught:
+        RocksStore(path, FAMILIES)
+    return str(caught.value)
+
+
+def _without(path: Path, pattern: str) -> None:
+    for one in path.glob(pattern):
+        one.unlink()
+
+
+DAMAGES: tuple[Callable[[Path], object], ...] = (
+    lambda path: _without(path, "*.sst"),
+    lambda path: _without(path, "MANIFEST-*"),
+    lambda path: (path / "CURRENT").unlink(),
+    lambda path: [one.write_bytes(one.read_bytes()[:10]) for one in path.glob("*.sst")],
+    lambda path: [one.write_bytes(b"damaged" * 100) for one in path.glob("MANIFEST-*")],
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=["no tables", "no manifest", "no CURRENT", "cut", "manifest"])
+def test_a_database_whose_files_are_wrong_may_be_moved_away(path: Path, damage: Callable[[Path], object]):
+    RocksStore(path, FAMILIES).close()  # which writes the rows of the write-ahead log into a table
+    assert list(path.glob("*.sst"))
+    damage(path)
+    assert MOVE in _why_closed(path)
+
+
+def test_a_database_that_another_has_open_is_left_where_it_is(path: Path):
+    store = RocksStore(path, FAMILIES)
+    said = _why_closed(path)
+    store.close()
+    assert LEAVE in said
+    assert MOVE not in said
+
+
+def test_a_database_is_left_where_it_is_if_the_process_may_open_no_more_files(path: Path):
+    """At each number of free descriptors below enough; it opens afterwards, with its rows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    said: list[str] = []
+    for number in range(8):
+        held = len(os.listdir("/proc/self/fd")) - 1
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (held + number, hard))
+            RocksStore(path, FAMILIES).close()
+            break
+        except StoreFailure as error:
+            said.append(str(error))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(said) > 3
+    assert [one for one in said if LEAVE not in one or MOVE in one] == []
+    store = RocksStore(path, FAMILIES)
+    assert store.get("one", b"k") == b"v"
+    store.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOMEM])
+def test_no_fault_of_the_machine_is_taken_for_damage(path: Path, monkeypatch: pytest.MonkeyPatch, number: int):
+    def refused(*_: object) -> None:
+        raise OSError(f"Corruption: Can't access /000011.sst: IO error: {os.strerror(number)}")
+
+    monkeypatch.setattr(rocks, "_families_in", refused)
+    said = _why_closed(path)
+    assert LEAVE in said
+    assert MOVE not in said
