@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 from producers.blocks.stream_options import StreamOptions
 from producers.client import CLOSE_TIMEOUT_MS, MODES, Client, logger
 from producers.connecting import open_engine
-from producers.errors import StratologError, closed_unanswered
+from producers.errors import StratologError, closed_unanswered, wrong_process
 from producers.files.async_key_files import AsyncKeyFile
 from producers.files.block_reservations import is_own, without_own
 from producers.files.key_files import KeyInput, KeyOutput, check_open
@@ -49,6 +49,7 @@ from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, Req
 from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
 from schemas.security.tls import TlsFiles
 from schemas.settings.table import CommandSettings
+from transport.processes import this_process
 from transport.waiting.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -59,10 +60,11 @@ FILE_WORKERS = 16
 
 
 class AsyncClient:
-    """A connection to a Stratolog cluster for one event loop; parameters as :class:`producers.Client`.
+    """A connection to a Stratolog cluster for one event loop, in one process; parameters as :class:`producers.Client`.
 
     It connects when it is entered (``async with``) or by :meth:`connect`, and raises as ``Client`` does. An
-    awaiting task may be cancelled; its request stays in flight, and its outcome is dropped.
+    awaiting task may be cancelled; its request stays in flight, and its outcome is dropped. In a process that is
+    forked from the one that connected it, each use raises RequestFailed (WRONG_PROCESS), and closing does nothing.
 
     >>> import asyncio
     >>> from producers import AsyncClient
@@ -106,10 +108,12 @@ class AsyncClient:
             tracer=tracer,
             tls=tls,
         )
-        self.reads = Reads(
+        self._reads = Reads(
             nodes if read_from == () else read_from, deadline_ms=deadline_ms, positions=lambda: self.positions,
             find=partial(find_nodes, self._settings.bootstrap_servers), tls=self._settings.tls, credentials=credentials,
         )  # fmt: skip
+        self._process = 0
+        """The process that connected."""
         self._pipeline: RequestEngine | None = None
         self._streams = arguments.optional("streams", streams, StreamOptions)
         self._files: tuple[Client, ThreadPoolExecutor] | None = None
@@ -121,14 +125,33 @@ class AsyncClient:
 
     async def connect(self) -> None:
         """Connect, in the running loop; raises NotConnected. Does nothing if connected."""
+        self._check_process()
         if self._pipeline is None:
             self._loop = asyncio.get_running_loop()
             self._pipeline = await asyncio.to_thread(self._open_pipeline, self._settings)
-            self.reads.follow(lambda: self.positions, self._pipeline.look_up)
+            self._process = this_process()
+            self._reads.follow(lambda: self.positions, self._pipeline.look_up)
+
+    def _is_elsewhere(self) -> bool:
+        return self._pipeline is not None and self._process != this_process()
+
+    def _check_process(self) -> None:
+        if self._is_elsewhere():
+            raise wrong_process(
+                "this AsyncClient was connected", self._process, this_process(),
+                "make one of its own in each process, after the fork",
+            )  # fmt: skip
+
+    @property
+    def reads(self) -> Reads:
+        """Reads from the nodes; raises RequestFailed (WRONG_PROCESS)."""
+        self._check_process()
+        return self._reads
 
     @property
     def pipeline(self) -> RequestEngine:
-        """The connected request engine; raises RuntimeError before :meth:`connect`."""
+        """The connected request engine; raises RuntimeError before :meth:`connect`, RequestFailed (WRONG_PROCESS)."""
+        self._check_process()
         if self._pipeline is None:
             raise RuntimeError("the client is not connected: use it in 'async with', or await connect()")
         return self._pipeline
@@ -226,7 +249,7 @@ class AsyncClient:
                 consistency=consistency,
             )  # fmt: skip
 
-        return AsyncKeyFile(opens, lambda: self._file_client()[1])
+        return AsyncKeyFile(opens, lambda: self._file_client()[1], self._check_process)
 
     def _file_client(self) -> tuple[Client, ThreadPoolExecutor]:
         if self._files is None:
@@ -502,6 +525,8 @@ class AsyncClient:
         arguments.number("timeout_ms", timeout_ms, 0)
         deadline = Deadline.after_ms(timeout_ms)
         unanswered: list[RequestBody] = []
+        if self._is_elsewhere():
+            return unanswered
         if self._files is not None:
             client, workers = self._files
             await asyncio.to_thread(client.streams.release, client, deadline)

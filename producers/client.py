@@ -39,6 +39,7 @@ from producers.requests import arguments, bodies
 from producers.requests.core.calls import MAX_IN_FLIGHT, Done, Outcome
 from producers.requests.engine import RequestEngine, make_settings
 from producers.requests.keys import block_of, session_of, snapshot_of
+from producers.requests.response_future import ResponseFuture
 from schemas.access.credentials import Credentials
 from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
@@ -60,7 +61,11 @@ CLOSE_TIMEOUT_MS = 30_000
 
 
 class Client:
-    """A connection to a Stratolog cluster; safe to share between threads.
+    """A connection to a Stratolog cluster; safe to share between threads, and by forked processes.
+
+    A process that is forked (``multiprocessing``, a server's workers) may use its copy: with the first request there,
+    the copy connects anew, under a client id of its own. Keys that are open for reading go on there; one that is open
+    for writing, and a response that is awaited, stay the first process's.
 
     ``bootstrap_servers`` are Kafka's: requests go through the brokers. ``kafka`` are settings of that connection, for
     brokers that want TLS or a login, by librdkafka's names; passwords are in files::
@@ -192,7 +197,7 @@ class Client:
         >>> [future.result().status for future in futures]  # doctest: +SKIP
         """
         bodies.request(body)
-        future: Future[Response] = Future()
+        future = ResponseFuture()
         future.set_running_or_notify_cancel()
 
         def done(outcome: Outcome) -> None:

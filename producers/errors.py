@@ -41,6 +41,8 @@ TOO_MANY_IN_FLIGHT = "TOO_MANY_IN_FLIGHT"
 NOT_CONNECTED = "NOT_CONNECTED"
 """Status of a client that reaches no broker, or no node for reads."""
 
+WRONG_PROCESS = "WRONG_PROCESS"
+"""Status of a call on what only the process can use that made it, and that was forked since."""
 WRITE_FAILED = "WRITE_FAILED"
 """Status of a call on a key whose writing was cancelled, or failed by something without a status."""
 
@@ -144,6 +146,17 @@ class OutcomeUnknown(StratologError):
 
 class ClientClosed(StratologError):
     """The client was closed before the call; nothing was sent."""
+
+
+def wrong_process(what: str, process: int, here: int, instead: str) -> RequestFailed:
+    """Return the exception for what process ``process`` has made and a forked one, ``here``, cannot go on with.
+
+    >>> print(wrong_process("/v/b/k is being written", 7, 9, "open the key again"))
+    WRONG_PROCESS: /v/b/k is being written by process 7, and this one, 9, was forked from it: open the key again
+    """
+    return RequestFailed(
+        WRONG_PROCESS, f"{what} by process {process}, and this one, {here}, was forked from it: {instead}"
+    )
 
 
 def describe(body: RequestBody) -> str:

@@ -21,6 +21,7 @@ from typing import Protocol
 from producers.errors import DatanodeError, RequestFailed, RetryableError
 from producers.reads.read_views import BlockName, TokenGrant
 from schemas.stream_errors import BLOCK_TOKEN_MISSING, TOKEN_REFUSALS
+from transport.processes import begins_anew_in_forks
 
 MIN_ASK_S = 0.5
 """Time between two questions for the tokens of one key."""
@@ -64,12 +65,17 @@ class KeyTokens:
         self._ask = ask
         self._given = given
         self._now_s = now_s
-        self._lock = threading.Lock()
         self._demanded = False
         self._tokens: dict[BlockName, tuple[bytes, float]] = {}
         """The token of each block, and when another one is asked for."""
         self._asked_s = float("-inf")
         self._trouble = ""
+        self.begin_anew()
+        begins_anew_in_forks(self)
+
+    def begin_anew(self) -> None:
+        """In a forked process, make a lock that nobody holds; the tokens stay good."""
+        self._lock = threading.Lock()
 
     def take(self, grant: TokenGrant) -> None:
         """Take the tokens that came with the key's locations."""

@@ -17,6 +17,7 @@ from producers.reads.reads import Reads
 from schemas.records.datanode import Member
 from schemas.result_codes import INTERNAL_ERROR
 from schemas.stream_errors import NO_SUCH_PIPELINE
+from transport.processes import begins_anew_in_forks
 from transport.waiting.deadline import Deadline
 
 PATH = "/v1/pipelines"
@@ -52,7 +53,6 @@ class Directory:
 
     def __init__(self, reads: Reads) -> None:
         self._reads = reads
-        self._lock = threading.Lock()
         self._known: dict[str, PipelineView] = {}
         self._asked_at_s = float("-inf")
         self._failed_at_s = float("-inf")
@@ -62,6 +62,12 @@ class Directory:
         """Address of each datanode that could not be reached although it has not moved, and when the Object Manager
         said so (seconds).
         """
+        self.begin_anew()
+        begins_anew_in_forks(self)
+
+    def begin_anew(self) -> None:
+        """In a forked process, make a lock that nobody holds; what is known stays known."""
+        self._lock = threading.Lock()
 
     def pipeline(self, name: str) -> PipelineView:
         """Return a pipeline; an unknown one is asked for.

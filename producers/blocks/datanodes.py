@@ -39,6 +39,7 @@ from transport.datanodes.connection import (
 )
 from transport.datanodes.core.failures import FailureWords
 from transport.datanodes.kept import ConnectionPool, PoolCall
+from transport.processes import begins_anew_in_forks
 from transport.waiting.deadline import Deadline
 
 MAX_CONVERSATIONS = 256
@@ -84,9 +85,15 @@ class Datanodes:
         self._connect_timeout_ms = connect_timeout_ms
         self._caller = DatanodeCaller(own_hello(peer, cluster), tls, WORDS, on_slow_hello=_on_slow_hello)
         self.kept = ConnectionPool[DatanodeConnection]()
-        self._turns = threading.BoundedSemaphore(max_conversations)
+        self._max_conversations = max_conversations
         self.silent = SilentMembers(lambda member: self.answers([member], timeout_ms=PROBE_TIMEOUT_MS))
         """The datanodes that did not answer just now."""
+        self.begin_anew()
+        begins_anew_in_forks(self)
+
+    def begin_anew(self) -> None:
+        """Count no conversation: those at a fork are the first process's."""
+        self._turns = threading.BoundedSemaphore(self._max_conversations)
 
     def connect(self, member: Member, *, timeout_ms: int | None = None) -> DatanodeConnection:
         """Open a new connection, for a stream.

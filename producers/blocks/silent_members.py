@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from producers.blocks.core.silent_datanodes import Place, SilentDatanodes
 from schemas.records.datanode import Member
+from transport.processes import begins_anew_in_forks
 
 
 class SilentMembers:
@@ -21,6 +22,11 @@ class SilentMembers:
     def __init__(self, probe: Callable[[Member], object]) -> None:
         """``probe`` asks a datanode for a HELLO, and calls :meth:`on_silent` or :meth:`on_answered`."""
         self._probe = probe
+        self.begin_anew()
+        begins_anew_in_forks(self)
+
+    def begin_anew(self) -> None:
+        """Know nobody to be silent: the probes that are under way at a fork are the first process's."""
         self._lock = threading.Lock()
         self._known = SilentDatanodes()
 

@@ -42,6 +42,7 @@ from schemas.records.packets import CELL_BYTES
 from schemas.records.rows import BlockLocation
 from schemas.settings.table import Shape
 from schemas.stream_errors import BAD_FRAME, TIMED_OUT
+from transport.processes import begins_anew_in_forks
 from transport.waiting.deadline import Deadline
 
 MAX_SENDERS = 8
@@ -142,15 +143,20 @@ class SmallBlocks:
     def __init__(self, datanodes: Datanodes, together: Together = nullcontext) -> None:
         self._datanodes = datanodes
         self._together = together
-        self._lock = threading.Lock()
-        self._batches: SmallBatches[WaitingBlock] = SmallBatches()
-        self._senders = ThreadPoolExecutor(MAX_SENDERS, thread_name_prefix="stratolog-small")
         self._leaders: dict[int, str] = {}
         """The member that led a pipeline last, by its partition."""
         self.written = 0
         """Blocks that were written so."""
         self.batches = 0
         """Exchanges that were begun."""
+        self.begin_anew()
+        begins_anew_in_forks(self)
+
+    def begin_anew(self) -> None:
+        """Have no block under way, and threads of this process."""
+        self._lock = threading.Lock()
+        self._batches: SmallBatches[WaitingBlock] = SmallBatches()
+        self._senders = ThreadPoolExecutor(MAX_SENDERS, thread_name_prefix="stratolog-small")
 
     def write(
         self, location: BlockLocation, pipeline: PipelineView, data: Sequence[bytes | bytearray | memoryview],

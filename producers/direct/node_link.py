@@ -18,6 +18,7 @@ from schemas.access.credentials import Credentials
 from schemas.access.signatures import user_authorization
 from schemas.door.frames import DOOR_PATH, DoorFrame
 from schemas.security.tls_layer import TlsLayer
+from transport.processes import begins_anew_in_forks
 
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 """Most bytes that wait for the kernel; what comes on top is dropped, and the calls are sent again when they are due."""
@@ -56,6 +57,7 @@ class NodeLink:
         self.was_open = False
         """Whether requests could ever be written."""
         self.sock = self._connect(address)
+        begins_anew_in_forks(self)
 
     @staticmethod
     def _connect(address: str) -> socket.socket:
@@ -168,6 +170,11 @@ class NodeLink:
         """Raise LinkFailed if the connection is not open after OPEN_TIMEOUT_S."""
         if not self.is_open and now_s - self._begun_s > OPEN_TIMEOUT_S:
             raise LinkFailed(f"{self.address}: no answer in {OPEN_TIMEOUT_S:.0f} s ({self._talk.state.value})")
+
+    def begin_anew(self) -> None:
+        """Close a forked process's copy of the socket; the link is the first process's."""
+        self._lock = threading.Lock()
+        self.close()
 
     def close(self) -> None:
         """Close the socket; nothing is taken to be written any more."""

@@ -36,14 +36,20 @@ class AsyncKeyFile:
     ...     await file.write(b"hello")
     """
 
-    def __init__(self, opens: Callable[[], KeyOutput | KeyInput], workers: Callable[[], Executor]) -> None:
+    def __init__(
+        self, opens: Callable[[], KeyOutput | KeyInput], workers: Callable[[], Executor],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """``check`` is called with each use, and raises if this is not the client's process."""
         self._opens = opens
+        self._check = check
         self._workers = workers
         self._opened: KeyOutput | KeyInput | None = None
         self._turn = asyncio.Lock()
         self._closing: asyncio.Future[None] | None = None
 
     async def _run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        self._check()  # another process's turn may never end here
         await self._turn.acquire()
         return await self._run_in_turn(function, *args, **kwargs)
 
@@ -71,6 +77,7 @@ class AsyncKeyFile:
     @property
     def file(self) -> KeyOutput | KeyInput:
         """The synchronous file; raises ValueError if it is not open yet."""
+        self._check()
         if self._opened is None:
             raise ValueError("the file is not open: use it in 'async with', or await it")
         return self._opened

@@ -19,6 +19,7 @@ from producers.files.core.block_stock import RESERVED_BLOCKS, BlockStock, Reserv
 from producers.requests.keys import Requester, session_of
 from schemas.records.messages import ReleaseBlocks, RequestBody, ReserveBlocks, Response
 from schemas.records.rows import BlockLocation
+from transport.processes import begins_anew_in_forks
 from transport.waiting.deadline import Deadline
 
 LOOK_S = 1.0
@@ -65,10 +66,15 @@ class BlockReservations:
     def __init__(self, tokens: Tokens, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._tokens = tokens
         self._now_s = now_s
+        self._closed = False
+        self.begin_anew()
+        begins_anew_in_forks(self)
+
+    def begin_anew(self) -> None:
+        """Have nothing reserved: in a forked process, what was reserved is the first one's to use and to give back."""
         self._lock = threading.Lock()
         self._answered = threading.Condition(self._lock)
         self._stocks: dict[Bucket, BlockStock] = {}
-        self._closed = False
         self._look_at_s = float("-inf")
         self._waiting: set[Future[Response]] = set()
         """Requests without an answer."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 
 from producers.blocks.core.write_ways import KeyMoment, KeyWay, key_way
 from producers.blocks.stream_options import StreamOptions
-from producers.errors import InvalidArgument
+from producers.errors import InvalidArgument, wrong_process
 from producers.files.inline_keys import InlineReader, InlineWriter
 from producers.files.key_reader import KeyReader
 from producers.files.key_streams import KeyStreams
@@ -32,6 +32,7 @@ from producers.reads.reads import CONSISTENCIES, DEFAULT_CONSISTENCY, Consistenc
 from producers.requests import arguments
 from producers.requests.keys import Requester
 from schemas.records.rows import BlockLocation, KeyInfo
+from transport.processes import begins_anew_in_forks, this_process
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
@@ -111,7 +112,10 @@ def open_file(
 
 
 class KeyOutput(io.BufferedIOBase):
-    """A key that is being written, as a binary file; for one thread at a time.
+    """A key that is being written, as a binary file; for one thread at a time, in the process that opened it.
+
+    In a process that is forked meanwhile, each use raises RequestFailed (WRONG_PROCESS), and nothing becomes of the key
+    there: it is the first process's.
 
     >>> with client.open("/vol1/bucket1/a.txt", "wb") as file:  # doctest: +SKIP
     ...     file.write(b"hello")
@@ -122,6 +126,8 @@ class KeyOutput(io.BufferedIOBase):
     def __init__(self, writer: KeyWriter | InlineWriter, name: str) -> None:
         super().__init__()
         self._writer = writer
+        self._process = this_process()
+        self._is_ours = True
         self.name = name
         """Path of the key."""
         self.mode = "wb"
@@ -130,6 +136,11 @@ class KeyOutput(io.BufferedIOBase):
         """Whether the file is in a ``with`` block of its own."""
         self._undecided = False
         """Whether it was closed while an exception was being handled; the end of the block then commits or aborts."""
+        begins_anew_in_forks(self)
+
+    def begin_anew(self) -> None:
+        """Refuse in a forked process."""
+        self._is_ours = False
 
     def writable(self) -> bool:
         """Return True."""
@@ -170,6 +181,7 @@ class KeyOutput(io.BufferedIOBase):
         >>> [block.length for block in file.locations()]  # doctest: +SKIP
         [268435456, 1024]
         """
+        self._check_process()
         return self._writer.locations()
 
     @property
@@ -179,6 +191,7 @@ class KeyOutput(io.BufferedIOBase):
 
     def statistics(self) -> WriteStatistics:
         """Return counts of the writing so far: blocks, failures, resumed streams."""
+        self._check_process()
         return self._writer.statistics()
 
     def close(self) -> None:
@@ -188,6 +201,11 @@ class KeyOutput(io.BufferedIOBase):
         """
         if self._undecided:
             return
+        if not self._is_ours:
+            if self.closed:
+                return
+            self._finish()
+            self._check_process()
         # The exception may be one that was being handled when the block began: a bare ``raise`` raises the same object
         # again.
         if self._within and not self.closed and sys.exc_info()[1] is not None:
@@ -209,7 +227,8 @@ class KeyOutput(io.BufferedIOBase):
         >>> file.abort()  # doctest: +SKIP
         """
         self._undecided = False
-        self._writer.abort()
+        if self._is_ours:
+            self._writer.abort()
         self._finish()
 
     def __enter__(self) -> Self:
@@ -243,11 +262,18 @@ class KeyOutput(io.BufferedIOBase):
 
         >>> file.interrupt("the upload was cancelled")  # doctest: +SKIP
         """
+        self._check_process()
         self._writer.interrupt(reason)
 
     def _check(self) -> None:
         if self.closed:
             raise ValueError(f"{self.name} is closed")
+        self._check_process()
+
+    def _check_process(self) -> None:
+        if not self._is_ours:
+            instead = "let the process that opened it write and close it, or open the key again in this one"
+            raise wrong_process(f"{self.name} is being written", self._process, this_process(), instead)
 
 
 class KeyInput(io.BufferedIOBase):

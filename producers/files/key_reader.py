@@ -39,6 +39,7 @@ from schemas.records.packets import CELL_BYTES, Frame, Kind
 from schemas.records.rows import NEVER_WRITTEN, BlockLocation
 from schemas.stream_errors import BAD_FRAME, CHECKSUM_MISMATCH, NOT_COMMITTED, TIMED_OUT
 from transport.datanodes.connection import PROBE_TIMEOUT_MS, DatanodeConnection
+from transport.processes import begins_anew_in_forks
 from transport.waiting.core.backoff import Backoff
 
 MAX_ROUNDS = 3
@@ -86,6 +87,11 @@ class KeyReader:
         self._block: _BlockReader | None = None
         self.failovers = 0
         """How often another replica had to be asked."""
+        begins_anew_in_forks(self)
+
+    def begin_anew(self) -> None:
+        """Forget the connection at a fork: the answer on it is the first process's."""
+        self._block = None
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         """Fill ``buffer`` with the key's bytes from ``offset`` on; return their number, smaller only at the end."""

@@ -21,6 +21,7 @@ from producers.requests.call_spans import NO_SPANS, SpansOfClient
 from producers.requests.keys import Requester
 from schemas.records.rows import NO_KEY
 from schemas.security.tls import ProcessTls
+from transport.processes import begins_anew_in_forks
 from transport.waiting.deadline import Deadline
 
 PEER = "client"
@@ -48,10 +49,15 @@ class KeyStreams:
         """Up to which size the cluster keeps keys in its tables, as far as known."""
         self.reservations = BlockReservations(lambda bucket, session: self.tokens_to_write((*bucket, NO_KEY), session))
         """Blocks for the small keys to come."""
-        self._lock = threading.Lock()
         self._datanodes: Datanodes | None = None
         self._small: SmallBlocks | None = None
         self._closed = False
+        self.begin_anew()
+        begins_anew_in_forks(self)
+
+    def begin_anew(self) -> None:
+        """In a forked process, make a lock that nobody holds; what this has begins anew by itself."""
+        self._lock = threading.Lock()
 
     @property
     def datanodes(self) -> Datanodes:

@@ -20,6 +20,7 @@ import httpx
 
 from producers.errors import NOT_CONNECTED, InvalidArgument, NotConnected, RetryableError
 from producers.requests import arguments
+from transport.processes import begins_anew_in_forks
 from transport.waiting.deadline import Deadline
 
 FIND_AGAIN_MS = 500
@@ -41,12 +42,17 @@ class NodeAddresses:
         except ValueError as error:
             raise InvalidArgument("read_from", f"must hold addresses: {error}") from error
         self._find = None if self._addresses else find
-        self._lock = threading.Lock()
         self._look = True
         self._looked_at_s = float("-inf")
         self._preferred = ""
         self._failure: RetryableError | None = None
         """Why the last look failed."""
+        self.begin_anew()
+        begins_anew_in_forks(self)
+
+    def begin_anew(self) -> None:
+        """In a forked process, let this one look for nodes; the known addresses stay."""
+        self._lock = threading.Lock()
 
     def _own(self, address: str) -> str:
         if not self._is_secure:

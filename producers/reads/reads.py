@@ -15,6 +15,7 @@ What belongs here: the addresses, the paths of the nodes' HTTP API, and the way 
 
 from __future__ import annotations
 
+import threading
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,6 +69,7 @@ from schemas.result_codes import (
 from schemas.security.certificates import AN_OM
 from schemas.security.tls import ProcessTls, verify_of
 from schemas.settings.table import CommandSettings
+from transport.processes import begins_anew_in_forks
 from transport.waiting.core.backoff import Backoff
 from transport.waiting.deadline import Deadline
 
@@ -114,10 +116,29 @@ class Reads:
         self._deadline_ms = deadline_ms
         self._positions = positions
         self._look_up: LookUp | None = None
-        signer = None if credentials is None else CallSigner(credentials)
-        self._http = httpx.Client(
-            timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False, verify=verify_of(tls, AN_OM), auth=signer
-        )
+        self._signer = None if credentials is None else CallSigner(credentials)
+        self._tls = tls
+        self._closed = False
+        self.begin_anew()
+        begins_anew_in_forks(self)
+
+    def begin_anew(self) -> None:
+        """Have no connection to any node: an answer of HTTP carries no number, so each process has its own."""
+        self._lock = threading.Lock()
+        self._open_http: httpx.Client | None = None
+
+    @property
+    def _http(self) -> httpx.Client:
+        """Return the connections of this process; they are made at its first use of them."""
+        with self._lock:
+            if self._open_http is None:
+                self._open_http = httpx.Client(
+                    timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False, verify=verify_of(self._tls, AN_OM),
+                    auth=self._signer,
+                )  # fmt: skip
+                if self._closed:
+                    self._open_http.close()
+            return self._open_http
 
     def _deadline(self) -> Deadline:
         return Deadline.after_ms(self._deadline_ms)
@@ -129,6 +150,7 @@ class Reads:
 
     def close(self) -> None:
         """Close the connections to the nodes."""
+        self._closed = True
         self._http.close()
 
     def volume_info(self, volume: str, *, consistency: Consistency = DEFAULT_CONSISTENCY) -> VolumeView:

@@ -11,6 +11,9 @@ connection (``transport``). The rules:
 3. There is always room for a call that the poller submits while it delivers an outcome: calls that it has ended keep
    their places until all of their outcomes are delivered. So the poller never waits for room.
 4. Each outcome is delivered exactly once. If the poller fails, all calls end with *outcome unknown*.
+5. A forked process begins anew (``transport.processes``): with an id of its own, and nothing in flight. Its first call
+   connects it and starts its poller, within the call's deadline. Lookups find no door until then, and go over HTTP.
+   Outcomes of calls that were in flight at the fork are delivered in the first process alone.
 """
 
 from __future__ import annotations
@@ -28,9 +31,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from producers.errors import (
     CLIENT_CLOSED,
+    NOT_CONNECTED,
     TOO_MANY_IN_FLIGHT,
     ClientClosed,
     InvalidArgument,
+    NotConnected,
     StratologError,
     TooManyInFlight,
 )
@@ -61,6 +66,7 @@ from schemas.records.messages import RequestBody, Response
 from schemas.security.tls import ProcessTls, TlsFiles, TlsUnusable
 from schemas.sharding import shard_of
 from schemas.topics import SILENT_BROKER_MS
+from transport.processes import begins_anew_in_forks, this_process
 from transport.waiting.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -266,23 +272,36 @@ class RequestEngine:
     """
 
     def __init__(self, settings: RequestSettings, *, connect: Connect = connect_to_kafka) -> None:
-        self.client_id = new_client_id(settings.credentials)
         self._settings = settings
+        self._connect = connect
         self.tls = settings.tls
         self.spans = spans_of(settings.tracer)
-        policy = settings.policy
-        self._transport = connect(settings, self.client_id)
-        self.shards = self._transport.shards
+        self.shards = 0
+        """The number of shards of the cluster."""
+        self._positions: dict[int, int] = {}
+        self._closed: str | None = None
+        self.begin_anew()
+        self._open(settings)
+        begins_anew_in_forks(self)
+
+    def begin_anew(self) -> None:
+        """Have nothing in flight and no connection, under a new id: rule 5."""
+        settings = self._settings
+        self.client_id = new_client_id(settings.credentials)
+        self._transport: RequestConnection | None = None
+        self._poller: threading.Thread | None = None
         self._calls = Calls(
             self.client_id,
             caller=settings.caller,
-            reply_partition=self._transport.reply_partition,
+            reply_partition=0,
             shards=self.shards,
-            policy=policy,
+            policy=settings.policy,
             jitter=random.Random(self.client_id).random,
+            positions=self._positions,
             secret=settings.secret,
             signs=settings.credentials is not None,
         )
+        self._opening = threading.Lock()
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
         self._room = threading.Condition(self._lock)
@@ -291,14 +310,41 @@ class RequestEngine:
         self._outbox: list[Call] = []
         self._linger_ms = 0.0
         self._telling = 0
-        self._closed: str | None = None
         self._stop = False
         self._next_step_ms = 0.0
         self._silent_ms = 0.0
         self._round_ms = _now_ms()
         self._patience = SlowWait("what is asked of the Object Manager")
-        self._poller = threading.Thread(target=self._run, name="stratolog-client", daemon=True)
-        self._poller.start()
+
+    def _open(self, settings: RequestSettings) -> RequestConnection:
+        """Connect, and start the poller; raises NotConnected."""
+        connection = self._connect(settings, self.client_id)
+        self.shards = connection.shards
+        self._calls.on_connected(self.shards, connection.reply_partition)
+        self._poller = threading.Thread(target=self._run, args=(connection,), name="stratolog-client", daemon=True)
+        self._transport = connection
+        try:
+            self._poller.start()
+        except BaseException:  # no thread is to be had
+            self._transport = None
+            connection.close()
+            raise
+        return connection
+
+    def _opened(self) -> RequestConnection:
+        """Return the connection; a forked process is connected here. Raises NotConnected, ClientClosed."""
+        if (found := self._transport) is not None:
+            return found
+        deadline = Deadline.after_ms(self._settings.policy.deadline_ms)
+        if not self._opening.acquire(timeout=deadline.left_s):
+            raise NotConnected(NOT_CONNECTED, f"process {this_process()} is still being connected")
+        try:
+            if self._closed is not None:
+                raise ClientClosed(CLIENT_CLOSED, self._closed)
+            limit_ms = max(min(self._settings.connect_timeout_ms, int(deadline.left_ms)), 1)
+            return self._transport or self._open(replace(self._settings, connect_timeout_ms=limit_ms))
+        finally:
+            self._opening.release()
 
     @property
     def credentials(self) -> Credentials | None:
@@ -330,7 +376,7 @@ class RequestEngine:
         )
         if page is not None:
             read = replace(read, limit=page.limit, prefix=page.prefix, start_after=page.start_after)
-        return self._transport.look_up(read, shard)
+        return None if self._transport is None else self._transport.look_up(read, shard)
 
     def submit(self, body: RequestBody, done: Done) -> None:
         """Send a request; ``done`` is called with its outcome on the poller, so it must be quick and must not block.
@@ -350,6 +396,8 @@ class RequestEngine:
             raise
 
     def _submit(self, body: RequestBody, done: Done, trace_key: bytes | None) -> None:
+        begun_ms = _now_ms() if self._transport is None else None
+        self._opened()
         on_poller = threading.current_thread() is self._poller
         gathers = getattr(self._gathering, "on", False)
         with self._lock:
@@ -358,7 +406,7 @@ class RequestEngine:
             if self._closed is not None:
                 raise ClientClosed(CLIENT_CLOSED, self._closed, request=body)
             call = self._calls.begin(
-                body, done, now_ms=_now_ms(), wall_ms=time.time_ns() // 1_000_000, trace_key=trace_key
+                body, done, now_ms=begun_ms or _now_ms(), wall_ms=time.time_ns() // 1_000_000, trace_key=trace_key
             )
             self._outbox.append(call)
             send = not (on_poller or gathers) and (self._linger_ms == 0.0 or len(self._outbox) >= OUTBOX_CALLS)
@@ -403,7 +451,7 @@ class RequestEngine:
             with self._lock:
                 calls, self._outbox = self._outbox, []
             if calls:
-                self._transport.send(calls)
+                self._opened().send(calls)
 
     def check_may_close(self) -> None:
         """Raise RuntimeError on the poller: a callback cannot wait for itself."""
@@ -430,7 +478,8 @@ class RequestEngine:
             self._waiting -= 1
             self._stop = True
             self._room.notify_all()
-        self._poller.join()
+        if self._poller is not None:
+            self._poller.join()
         return self._abandon("the client was closed before an answer came")
 
     def _abandon(self, reason: str) -> list[RequestBody]:
@@ -441,12 +490,14 @@ class RequestEngine:
             _tell(call, unknown(call, CLIENT_CLOSED, reason))
         return [call.body for call in calls]
 
-    def _run(self) -> None:
+    def _run(self, transport: RequestConnection) -> None:
         """Run the poller."""
         try:
-            while not self._stop:
-                self._round()
+            while not self._stop and self._transport is transport:
+                self._round(transport)
         except Exception as error:
+            if self._transport is not transport:
+                return  # a callback has forked, and this is what the new process has of the poller
             logger.exception("the client's poller failed")
             with self._lock:
                 self._closed = f"the client failed: {type(error).__name__}: {error}"
@@ -454,9 +505,10 @@ class RequestEngine:
                 self._room.notify_all()
             self._abandon(self._closed)
         finally:
-            self._transport.close()
+            if self._transport is transport:
+                transport.close()
 
-    def _round(self) -> None:
+    def _round(self, transport: RequestConnection) -> None:
         with self._lock:
             in_flight = len(self._calls)
             linger_ms = linger_ms_of(in_flight, self._settings.max_linger_ms)
@@ -464,7 +516,7 @@ class RequestEngine:
             left_over = bool(self._outbox)
         if left_over:
             self._send_outbox()
-        values = self._transport.receive(linger_ms or IDLE_WAIT_MS, gather=linger_ms > 0.0)
+        values = transport.receive(linger_ms or IDLE_WAIT_MS, gather=linger_ms > 0.0)
         now_ms = _now_ms()
         # Only time with a call in flight counts. It is silence too when calls expire one by one, each before the limit.
         self._silent_ms = 0.0 if values else self._silent_ms + (now_ms - self._round_ms if in_flight else 0.0)
@@ -475,16 +527,18 @@ class RequestEngine:
             self._patience.still("no leader answers")
         if self._silent_ms > SILENT_BROKER_MS:
             self._silent_ms = 0.0
-            self._transport.renew()
+            transport.renew()
         if values:
             self._take(values, now_ms)
-        if lost := self._transport.take_lost():
+        if self._transport is not transport:
+            return  # a callback has forked
+        if lost := transport.take_lost():
             with self._lock:
                 self._calls.hasten(lost, now_ms=now_ms)
             self._next_step_ms = now_ms
         if now_ms >= self._next_step_ms:
             self._next_step_ms = now_ms + STEP_MS
-            self._transport.serve()
+            transport.serve()
             self._step(now_ms)
 
     def _take(self, values: list[bytes], now_ms: float) -> None:

@@ -32,6 +32,7 @@ from schemas.kafka.reply_keys import reply_key
 from schemas.kafka.troubles import ClientError, ConnectionTroubles
 from schemas.records.door import DoorRead
 from schemas.topics import MAX_MESSAGE_BYTES, OM_LOG, OM_REQUESTS, OM_RESPONSES, SILENT_BROKER_MS, responses_topic
+from transport.processes import begins_anew_in_forks, keep_for_ever
 from transport.waiting.deadline import Deadline
 
 logger = logging.getLogger("stratolog.client")
@@ -79,6 +80,7 @@ class Transport:
         self._patience = SlowWait(f"connecting to {bootstrap_servers}")
         self._producer = Producer(_producer_settings(self._brokers, message_timeout_ms, self._troubles))
         self._consumer = Consumer(_consumer_settings(self._brokers, client_id, self._troubles))
+        begins_anew_in_forks(self)
         try:
             self.shards = self._find_shards(deadline)
             self._reply_topic = self._find_reply_topic(deadline)
@@ -277,6 +279,10 @@ class Transport:
             self._consumer.close()
         self._consumer = Consumer(_consumer_settings(self._brokers, self._client_id, self._troubles))
         self._consumer.assign([TopicPartition(self._reply_topic, self.reply_partition, self._next_reply)])
+
+    def begin_anew(self) -> None:
+        """Keep a forked process's copies of the clients of librdkafka, which it cannot close."""
+        keep_for_ever((self._producer, self._consumer))
 
     def look_up(self, read: DoorRead, shard: int) -> None:
         """Return nothing: brokers have no rows."""

@@ -13,6 +13,7 @@ from producers import Client, NotFound
 from producers.errors import StratologError
 from producers.requests.core.calls import Outcome
 from schemas.records.messages import AddNode, CreateKey, CreateVolume
+from tests.support.local.forked import begin_child, found_by
 from tests.support.local.stack import TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -57,6 +58,36 @@ def test_what_is_written_by_one_door_is_read_by_the_other(stack: TestStack, dire
         assert [view is not None for view in found] == [True, False, True]
     with pytest.raises(NotFound, match="key 'none'"):
         direct.key_info(*BUCKET, "none")
+
+
+@pytest.mark.parametrize("doors", ["direct", "kafka", "both"])
+def test_forked_processes_share_a_client_and_neither_its_id_nor_its_connections(
+    stack: TestStack, all_nodes_run: None, doors: str
+):
+    del all_nodes_run
+    brokers = "" if doors == "direct" else stack.settings.bootstrap_servers
+    nodes = [] if doors == "kafka" else addresses(stack)
+    with Client(brokers, nodes=nodes, read_from=addresses(stack)) as client:
+
+        def work(who: str) -> bool:
+            for n in range(20):
+                key = f"{doors}/{who}/{n}"
+                client.put_key(*BUCKET, key, key.encode())
+                client.delete_key(*BUCKET, key)
+                client.put_key(*BUCKET, key, key.encode() * 2)
+                with client.open(f"/{BUCKET[0]}/{BUCKET[1]}/{key}") as file:
+                    assert file.read() == key.encode() * 2
+            return True
+
+        def work_and_close(who: str) -> bool:
+            return work(who) and client.close() == []
+
+        assert work("before")
+        children = [begin_child(partial(work_and_close, f"child{n}")) for n in range(4)]
+        assert work("parent")
+        assert [found_by(child) for child in children] == [True] * 4
+        assert work("after")
+        assert len(list(client.list_keys(*BUCKET, prefix=f"{doors}/"))) == 7 * 20
 
 
 def test_commands_of_operators_come_with_their_proof(stack: TestStack, direct: Client):

@@ -10,13 +10,12 @@ reports; nothing about blocks. The rules:
    (SILENT). An error of a socket is UNREACHABLE. After either, and after an ERROR in a stream, the connection is of no
    further use.
 4. In TLS the datanode's certificate has the name that its HELLO has.
-5. A connection belongs to the process that made it. Another one, forked from it, may only close its copy: what it
-   sent or took would be missing in the talk of the first.
+5. A connection belongs to the process that made it. One that is forked from it closes its copy at once, and refuses to
+   use it: what it sent or took would be missing in the talk of the first.
 """
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 from collections.abc import Callable, Sequence
@@ -46,6 +45,7 @@ from schemas.security.tls_socket import TlsSocket, left_after
 from schemas.stream_errors import BAD_FRAME
 from transport.datanodes.core.failures import ConnectionFault, DatanodeFailed, FailureWords
 from transport.datanodes.dialing import Connected, NoConnection, dial, keep_alive
+from transport.processes import begins_anew_in_forks, this_process
 from transport.waiting.deadline import Deadline
 
 CONNECT_TIMEOUT_MS = 4_000
@@ -68,22 +68,6 @@ MAX_PARTS = 512
 
 Buffer = bytes | bytearray | memoryview
 Kept = TypeVar("Kept", bound="DatanodeConnection")
-
-_process = os.getpid()
-"""The number of this process: to ask the kernel for it with each frame would cost as much as a small frame."""
-
-
-def _after_fork() -> None:
-    global _process
-    _process = os.getpid()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def this_process() -> int:
-    """Return the number of the process that asks."""
-    return _process
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +108,8 @@ class DatanodeConnection:
         """The version of the conversation that both sides speak, once the datanode has said HELLO."""
         self.is_alive: Callable[[], bool] = lambda: True
         """Called while the datanode is silent; returns whether waiting still makes sense."""
-        self.process = _process
+        self.process = this_process()
+        self._is_ours = True
         self._silence_ms = silence_ms
         self._caller = caller
         self._timeouts: dict[int, int] = {}
@@ -133,6 +118,7 @@ class DatanodeConnection:
         )
         """The conversation makes the bytes; this class sends them."""
         self._socket = self._dial(datanode, Deadline.after_ms(connect_timeout_ms))
+        begins_anew_in_forks(self)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
@@ -179,7 +165,7 @@ class DatanodeConnection:
 
     def send_parts(self, parts: list[Buffer]) -> None:
         """Send the parts of whole frames in order."""
-        if self.process != _process:
+        if not self._is_ours:
             raise self._not_ours()
         total = sum(map(len, parts))
         try:
@@ -274,7 +260,7 @@ class DatanodeConnection:
 
     def _read_some(self, flags: int) -> bool:
         """Read the bytes that are there; return False if none came in time, or with ``flags`` none are there."""
-        if self.process != _process:
+        if not self._is_ours:
             raise self._not_ours()
         try:
             count = self._socket.recv_into(self.talk.space(), 0, flags)
@@ -298,6 +284,8 @@ class DatanodeConnection:
         return None
 
     def _limit(self, option: int, timeout_ms: int) -> None:
+        if not self._is_ours:
+            raise self._not_ours()
         if self._timeouts.get(option) == timeout_ms:
             return
         self._timeouts[option] = timeout_ms
@@ -356,7 +344,7 @@ class DatanodeConnection:
         return self._fault(ConnectionFault.UNREACHABLE, str(error))
 
     def _not_ours(self) -> DatanodeFailed:
-        what = f"the connection is of process {self.process}, not of this one, {_process}"
+        what = f"the connection is of process {self.process}, not of this one, {this_process()}"
         return self._fault(ConnectionFault.UNREACHABLE, what)
 
     def _silent(self) -> DatanodeFailed:
@@ -383,16 +371,21 @@ class DatanodeConnection:
     @property
     def is_idle(self) -> bool:
         """Whether no request or stream is open on it, so that it may be kept for the next request."""
-        return self.talk.state is ConversationState.OPEN and not self.talk.has_received and self.process == _process
+        return self.talk.state is ConversationState.OPEN and not self.talk.has_received and self._is_ours
 
     def interrupt(self) -> None:
         """End the wait of another thread on this connection; for any thread."""
-        if self.process == _process:
+        if self._is_ours:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the connection; may be called again. In another process it stays as it is for the one that made it."""
+        """Close the connection; may be called again."""
+        self._socket.close()
+
+    def begin_anew(self) -> None:
+        """Close the copy of a forked process: rule 5."""
+        self._is_ours = False
         self._socket.close()
 
     def __enter__(self) -> Self:

@@ -8,8 +8,7 @@ The rules:
    it is closed.
 3. A kept connection may have died. Then the request is sent once more, over a fresh one, and all that are as old are
    closed: whatever is asked of datanodes may be repeated (``PoolCall``).
-4. A process that was forked from the one that kept connections closes its copies of them, without a word to the
-   datanodes, and begins with none.
+4. A forked process begins with none: its copies of connections are closed (``transport.processes``).
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from transport.datanodes.connection import Kept, this_process
+from transport.datanodes.connection import Kept
 from transport.datanodes.core.failures import BROKEN, ENDED, DatanodeFailed
+from transport.processes import begins_anew_in_forks
 from transport.waiting.deadline import Clock
 
 Found = TypeVar("Found")
@@ -31,30 +31,6 @@ MAX_KEPT = 512
 """Connections to all datanodes together that are kept."""
 KEPT_S = 300.0
 """How long a connection is kept that nobody uses; shorter than a datanode waits for a request."""
-
-
-class _KeptByProcess(Generic[Kept]):
-    """What one process keeps; guarded by its lock."""
-
-    def __init__(self) -> None:
-        self.process = this_process()
-        self.lock = threading.Lock()
-        self.since_s: dict[Kept, float] = {}
-        """When each was kept, the oldest first."""
-        self.by_address: dict[str, list[Kept]] = {}
-        """The same connections, the oldest first."""
-
-    def put(self, connection: Kept, now_s: float) -> None:
-        self.since_s[connection] = now_s
-        self.by_address.setdefault(connection.address, []).append(connection)
-
-    def remove(self, connection: Kept) -> Kept:
-        del self.since_s[connection]
-        kept = self.by_address[connection.address]
-        kept.remove(connection)
-        if not kept:
-            del self.by_address[connection.address]
-        return connection
 
 
 class ConnectionPool(Generic[Kept]):
@@ -68,82 +44,81 @@ class ConnectionPool(Generic[Kept]):
         self._total = total
         self._age_s = age_s
         self._clock = clock
-        self._kept = _KeptByProcess[Kept]()
-        self._forking = threading.Lock()
-        """Taken by a forked process alone, so no thread of the first one can hold it at the fork."""
         self._closed = False
+        self.begin_anew()
+        begins_anew_in_forks(self)
+
+    def begin_anew(self) -> None:
+        """Keep no connection: rule 4."""
+        self._lock = threading.Lock()
+        self._since_s: dict[Kept, float] = {}
+        """When each was kept, the oldest first."""
+        self._by_address: dict[str, list[Kept]] = {}
+        """The same connections, the oldest first."""
 
     def __len__(self) -> int:
         """Return how many connections are kept."""
-        return len(self._ours().since_s)
+        return len(self._since_s)
 
     def connections(self) -> list[Kept]:
         """Return those that are kept, the oldest first; they stay the pool's."""
-        kept = self._ours()
-        with kept.lock:
-            return list(kept.since_s)
+        with self._lock:
+            return list(self._since_s)
 
     def take(self, address: str, datanode: str = "") -> Kept | None:
         """Return a kept connection to the datanode at ``address`` (``datanode`` empty: any); None if there is none."""
-        kept = self._ours()
-        with kept.lock:
-            gone = self._outdated(kept)
-            there = kept.by_address.get(address, ())
-            gone += [kept.remove(one) for one in list(there) if datanode and one.datanode != datanode]
-            found = kept.by_address.get(address)
-            taken = kept.remove(found[-1]) if found else None
+        with self._lock:
+            gone = self._outdated()
+            there = self._by_address.get(address, ())
+            gone += [self._remove(one) for one in list(there) if datanode and one.datanode != datanode]
+            found = self._by_address.get(address)
+            taken = self._remove(found[-1]) if found else None
         _close(gone)
         return taken
 
     def give_back(self, connection: Kept) -> None:
         """Keep a connection for the next request, or close it."""
-        kept = self._ours()
-        with kept.lock:
-            gone = self._outdated(kept)
-            full = len(kept.by_address.get(connection.address, ())) >= self._per_address
+        with self._lock:
+            gone = self._outdated()
+            full = len(self._by_address.get(connection.address, ())) >= self._per_address
             if self._closed or full or not connection.is_idle:
                 gone.append(connection)
             else:
                 connection.talk.shrink()
-                kept.put(connection, self._clock())
-                if len(kept.since_s) > self._total:
-                    gone.append(kept.remove(next(iter(kept.since_s))))
+                self._since_s[connection] = self._clock()
+                self._by_address.setdefault(connection.address, []).append(connection)
+                if len(self._since_s) > self._total:
+                    gone.append(self._remove(next(iter(self._since_s))))
         _close(gone)
 
     def drop(self, address: str) -> None:
         """Close what is kept to ``address``: one of them was dead, and the others are as old."""
-        kept = self._ours()
-        with kept.lock:
-            gone = [kept.remove(one) for one in list(kept.by_address.get(address, ()))]
+        with self._lock:
+            gone = [self._remove(one) for one in list(self._by_address.get(address, ()))]
         _close(gone)
 
     def close(self) -> None:
         """Close the kept connections; those that come back later are closed too."""
-        kept = self._ours()
-        with kept.lock:
+        with self._lock:
             self._closed = True
-            gone = [kept.remove(one) for one in list(kept.since_s)]
+            gone = [self._remove(one) for one in list(self._since_s)]
         _close(gone)
 
-    def _outdated(self, kept: _KeptByProcess[Kept]) -> list[Kept]:
+    def _outdated(self) -> list[Kept]:
         """Take out what has been kept for too long."""
         gone: list[Kept] = []
         latest_s = self._clock() - self._age_s
-        while kept.since_s and kept.since_s[oldest := next(iter(kept.since_s))] <= latest_s:
-            gone.append(kept.remove(oldest))
+        while self._since_s and self._since_s[oldest := next(iter(self._since_s))] <= latest_s:
+            gone.append(self._remove(oldest))
         return gone
 
-    def _ours(self) -> _KeptByProcess[Kept]:
-        """Return what this process keeps; rule 4."""
-        kept = self._kept
-        if kept.process == this_process():
-            return kept
-        with self._forking:
-            if (kept := self._kept).process != this_process():
-                self._kept = _KeptByProcess[Kept]()
-                # The lock of the first process may be held here for ever; nobody else uses these copies.
-                _close(list(kept.since_s))
-            return self._kept
+    def _remove(self, connection: Kept) -> Kept:
+        del self._since_s[connection]
+        kept = self._by_address[connection.address]
+        kept.remove(connection)
+        if not kept:
+            del self._by_address[connection.address]
+        return connection
 
 
 class PoolCall(Generic[Kept]):

@@ -134,6 +134,7 @@ class Calls:
 
     ``shards`` is the number of partitions of ``om.requests``; ``jitter`` returns numbers in [0, 1). Operators' commands
     need the cluster's ``secret``, or an administrator's signature: whoever sends the calls ``signs`` their records.
+    ``positions`` are known from before.
 
     >>> from schemas.records.messages import DeleteVolume
     >>> calls = Calls(bytes(16), caller="me", reply_partition=0, shards=1, policy=Policy(), jitter=lambda: 0.0)
@@ -151,12 +152,13 @@ class Calls:
         shards: int,
         policy: Policy,
         jitter: Callable[[], float],
+        positions: dict[int, int] | None = None,
         secret: ClusterSecret | None = None,
         signs: bool = False,
     ) -> None:
         self.client_id = client_id
         self.policy = policy
-        self.positions: dict[int, int] = {}
+        self.positions: dict[int, int] = {} if positions is None else positions
         """Highest index seen in an answer, by shard: the position for session-consistent reads."""
         self._caller = caller
         self._reply_partition = reply_partition
@@ -171,6 +173,10 @@ class Calls:
         """Those of them that were refused or sent again; only the others are due in the order of the table."""
         self._next_id = 1
         self._lowest = 1
+
+    def on_connected(self, shards: int, reply_partition: int) -> None:
+        """Note how many shards there are, and which partition answers come to; before the first call."""
+        self._shards, self._reply_partition = shards, reply_partition
 
     def __len__(self) -> int:
         """Return the number of calls in flight."""

@@ -247,7 +247,13 @@ def pipeline_to(cluster: MemoryCluster, policy, *, max_linger_ms=10.0) -> tuple[
         bootstrap_servers="memory:0", caller="alice", policy=policy, max_linger_ms=max_linger_ms, secret=SECRET
     )
     connection = MemoryConnection(cluster)
-    return RequestEngine(settings, connect=lambda _settings, _client_id: connection), connection
+    connections = iter([connection])
+    """A forked process makes one of its own."""
+
+    def connect(_settings, _client_id):
+        return next(connections, None) or MemoryConnection(cluster)
+
+    return RequestEngine(settings, connect=connect), connection
 
 
 def client_to(cluster: MemoryCluster, policy=None, *, read_from=()) -> tuple[Client, MemoryConnection]:

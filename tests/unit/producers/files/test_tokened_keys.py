@@ -22,6 +22,7 @@ from schemas.access.block_tokens import READ_BLOCK, WRITE_BLOCK, BlockToken, iss
 from schemas.codecs.codec import decode_as
 from schemas.records.datanode import BlockTokenKey, BlockTokenKeys
 from schemas.records.messages import CommitReserved, ReleaseBlocks, Request
+from tests.support.local.forked import begin_child, found_by
 from tests.support.local.secret import SECRET
 from tests.support.sdk.datanodes import KIB, OmNode, World
 from tests.support.sdk.memory import lengthened
@@ -187,6 +188,18 @@ def test_a_key_that_is_rolled_at_once_in_the_middle_ends_no_write_and_no_read(st
         assert reader.pread(64 * KIB, 640 * KIB) == DATA[640 * KIB : 704 * KIB]
     assert streaming.refused() > 0
     world.check_replicas(DATA)
+
+
+def test_a_forked_process_reads_over_connections_in_tls_of_its_own(streaming: Site):
+    world = streaming.world
+    world.put(DATA)
+    with world.client.open("/v/b/k") as reader:
+        begun = reader.read(64 * KIB)
+        with reader._reader._tokens._lock:  # type: ignore[union-attr] # as a thread may that asks for a token
+            child = begin_child(lambda: begun + reader.read() == DATA and world.get() == DATA)
+        assert begun + reader.read() == DATA
+        assert found_by(child)
+        assert world.get() == DATA
 
 
 def test_a_token_that_has_expired_is_renewed(streaming: Site):

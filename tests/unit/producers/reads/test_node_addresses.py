@@ -63,7 +63,7 @@ def test_a_node_that_came_back_on_another_port_is_found_there(cluster):
     reads.volume_info("v1")
     before.close()
     reads._http.close()  # its kept connection would be answered still
-    reads._http = Reads([])._http
+    reads._open_http = None
     brokers.addresses = [host_of(after)]
     assert reads.volume_info("v1").info.volume == "v1"
     after.close()
