@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -49,6 +48,7 @@ from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, Req
 from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
 from schemas.security.tls import TlsFiles
 from schemas.settings.table import CommandSettings
+from transport.waiting.daemon_threads import DaemonThreads
 from transport.waiting.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class AsyncClient:
         )  # fmt: skip
         self._pipeline: RequestEngine | None = None
         self._streams = arguments.optional("streams", streams, StreamOptions)
-        self._files: tuple[Client, ThreadPoolExecutor] | None = None
+        self._files: tuple[Client, DaemonThreads] | None = None
         """The object that opens files, and their worker threads; made for the first file."""
         self._room = asyncio.Semaphore(max_in_flight)
         self._outcomes: deque[tuple[asyncio.Future[Response], Outcome]] = deque()
@@ -228,9 +228,9 @@ class AsyncClient:
 
         return AsyncKeyFile(opens, lambda: self._file_client()[1])
 
-    def _file_client(self) -> tuple[Client, ThreadPoolExecutor]:
+    def _file_client(self) -> tuple[Client, DaemonThreads]:
         if self._files is None:
-            workers = ThreadPoolExecutor(max_workers=FILE_WORKERS, thread_name_prefix="stratolog-file")
+            workers = DaemonThreads(FILE_WORKERS, "stratolog-file")
             self._files = Client.over(self.pipeline, self.reads, self._streams), workers
         return self._files
 
@@ -506,9 +506,9 @@ class AsyncClient:
             client, workers = self._files
             await asyncio.to_thread(client.streams.release, client, deadline)
             await asyncio.to_thread(client.streams.close)
-            # A thread that still waits for an answer ends with the calls.
-            ended = asyncio.ensure_future(asyncio.to_thread(workers.shutdown))
-            await asyncio.wait([ended], timeout=deadline.left_s)
+            # A thread that still waits for an answer ends with the calls, and nobody waits for it any longer.
+            workers.shutdown(wait=False)
+            await asyncio.to_thread(workers.wait, deadline)
         if self._pipeline is not None:
             unanswered = without_own(await asyncio.to_thread(self._pipeline.close, deadline, is_own))
         await asyncio.to_thread(self.reads.close)

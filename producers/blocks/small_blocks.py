@@ -23,7 +23,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -42,6 +42,7 @@ from schemas.records.packets import CELL_BYTES
 from schemas.records.rows import BlockLocation
 from schemas.settings.table import Shape
 from schemas.stream_errors import BAD_FRAME, TIMED_OUT
+from transport.waiting.daemon_threads import DaemonThreads
 from transport.waiting.deadline import Deadline
 
 MAX_SENDERS = 8
@@ -144,7 +145,7 @@ class SmallBlocks:
         self._together = together
         self._lock = threading.Lock()
         self._batches: SmallBatches[WaitingBlock] = SmallBatches()
-        self._senders = ThreadPoolExecutor(MAX_SENDERS, thread_name_prefix="stratolog-small")
+        self._senders = DaemonThreads(MAX_SENDERS, "stratolog-small")
         self._leaders: dict[int, str] = {}
         """The member that led a pipeline last, by its partition."""
         self.written = 0

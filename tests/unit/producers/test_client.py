@@ -134,11 +134,13 @@ def test_results_are_sessions_and_blocks():
 
 
 def test_a_closed_client_says_so():
-    client, _ = client_to(MemoryCluster())
+    client, _ = client_to(MemoryCluster(), read_from=["http://127.0.0.1:1"])
     with client:
         pass
     with pytest.raises(ClientClosed):
         client.create_volume("v")
+    with pytest.raises(ClientClosed, match="the client is closed"):
+        client.volume_info("v")
 
 
 def test_reads_go_to_the_nodes_and_carry_the_session():
