@@ -174,10 +174,13 @@ class DirectTransport:
         """Ask one node for rows; None if the question was not taken, and is not awaited."""
         answer: Future[DoorRows] = Future()
         with self._lock:
-            if self._closed or len(self._lookups) >= MAX_WAITING_LOOKUPS:
+            if self._closed:
                 return None
+            oldest = next(iter(self._lookups)) if len(self._lookups) >= MAX_WAITING_LOOKUPS else None
             number = next(self._numbers)
             self._lookups[number] = (link.address, answer)
+        if oldest is not None:  # whoever waits for it has most likely gone
+            self._fail_lookup(oldest, f"{MAX_WAITING_LOOKUPS} later lookups wait")
         answer.add_done_callback(lambda _: self._drop_lookup(number))
         if not link.write(door_frame(DoorKind.READ, asked, number=number)):
             self._drop_lookup(number)
@@ -248,6 +251,10 @@ class DirectTransport:
         with self._lock:
             _, answer = self._lookups.pop(number, ("", None))
         return None if answer is None or not answer.set_running_or_notify_cancel() else answer
+
+    def _fail_lookup(self, number: int, why: str) -> None:
+        if (answer := self._drop_lookup(number)) is not None:
+            answer.set_exception(LinkFailed(why))
 
     def _answer(self, frame: DoorFrame) -> None:
         answer = self._drop_lookup(frame.number)
@@ -333,8 +340,7 @@ class DirectTransport:
         with self._lock:
             left = [number for number, (address, _) in self._lookups.items() if address == link.address]
         for number in left:
-            if (answer := self._drop_lookup(number)) is not None:
-                answer.set_exception(LinkFailed(why))
+            self._fail_lookup(number, why)
 
     def take_lost(self) -> set[int]:
         """Return the shards to which the way was lost, or is another one, since this was last asked."""
