@@ -74,10 +74,10 @@ def _awaited(method: ast.FunctionDef, lines: list[str]) -> str:
     listing = re.fullmatch(r"\s*return (self\.reads\.\w+\(.*\))\.entries\(\)\s*", body, re.DOTALL)
     if listing:
         signature = signature.replace("-> Iterator[", "-> AsyncIterator[")
-        return f'{signature}{INDENT}"""As {link}, by ``async for``."""\n{INDENT}return _entries({listing[1]})\n'
+        return f'{signature}{INDENT}"""As {link}, by ``async for``."""\n{INDENT}return self._entries({listing[1]})\n'
     read = re.fullmatch(r"\s*return (self\.reads\.\w+)\((.*)\)\s*", body, re.DOTALL)
     if read:
-        return _asynchronous(signature, link, f"{INDENT}return await asyncio.to_thread({read[1]}, {read[2]})\n")
+        return _asynchronous(signature, link, f"{INDENT}return await self._in_thread({read[1]}, {read[2]})\n")
     raise NoAwaitedForm(f"{method.name} is written in a way that {__name__} does not know:\n{body}")
 
 

@@ -1,7 +1,7 @@
 """The asyncio client: the same typed methods, awaited (design, sections 4 and 5).
 
 What belongs here: the bridge between the request engine's thread and an event loop. Outcomes are passed to the loop in
-batches: one wake-up serves all outcomes since the last one. Reads run in the loop's worker threads.
+batches: one wake-up serves all outcomes since the last one. Reads run in worker threads of the client.
 ``build_tools/async_methods.py`` writes the methods that send a request, or read, from those of ``Client``.
 """
 
@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 from producers.blocks.stream_options import StreamOptions
 from producers.client import CLOSE_TIMEOUT_MS, MODES, Client, logger
 from producers.connecting import open_engine
-from producers.errors import StratologError, closed_unanswered, wrong_process
+from producers.errors import CLIENT_CLOSED, ClientClosed, StratologError, closed_unanswered, wrong_process
 from producers.files.async_key_files import AsyncKeyFile
 from producers.files.block_reservations import is_own, without_own
 from producers.files.key_files import KeyInput, KeyOutput, check_open
@@ -50,13 +50,19 @@ from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
 from schemas.security.tls import TlsFiles
 from schemas.settings.table import CommandSettings
 from transport.processes import this_process
+from transport.waiting.daemon_threads import DaemonThreads
 from transport.waiting.deadline import Deadline
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 FILE_WORKERS = 16
 """Threads in which the methods of open files run; more open files than threads share them."""
+READ_WORKERS = 32
+"""Threads in which reads run; further reads wait for one."""
 
 
 class AsyncClient:
@@ -116,7 +122,9 @@ class AsyncClient:
         """The process that connected."""
         self._pipeline: RequestEngine | None = None
         self._streams = arguments.optional("streams", streams, StreamOptions)
-        self._files: tuple[Client, ThreadPoolExecutor] | None = None
+        self._readers = DaemonThreads(READ_WORKERS, "stratolog-read")
+        self._closed = False
+        self._files: tuple[Client, DaemonThreads] | None = None
         """The object that opens files, and their worker threads; made for the first file."""
         self._room = asyncio.Semaphore(max_in_flight)
         self._outcomes: deque[tuple[asyncio.Future[Response], Outcome]] = deque()
@@ -128,7 +136,7 @@ class AsyncClient:
         self._check_process()
         if self._pipeline is None:
             self._loop = asyncio.get_running_loop()
-            self._pipeline = await asyncio.to_thread(self._open_pipeline, self._settings)
+            self._pipeline = await self._in_thread(self._open_pipeline, self._settings)
             self._process = this_process()
             self._reads.follow(lambda: self.positions, self._pipeline.look_up)
 
@@ -225,6 +233,20 @@ class AsyncClient:
             else:
                 future.set_result(outcome)
 
+    # Reading
+
+    async def _in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As ``asyncio.to_thread``, in threads of the client: neither its close nor the loop's end waits for them."""
+        if self._closed:
+            raise ClientClosed(CLIENT_CLOSED, "the client is closed")
+        step = partial(copy_context().run, partial(call, *args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(self._readers, step)
+
+    async def _entries(self, pages: Pages[Row]) -> AsyncIterator[Row]:
+        while (entries := await self._in_thread(pages.next_page)) is not None:
+            for entry in entries:
+                yield entry
+
     # Bytes
 
     def open(
@@ -251,9 +273,9 @@ class AsyncClient:
 
         return AsyncKeyFile(opens, lambda: self._file_client()[1], self._check_process)
 
-    def _file_client(self) -> tuple[Client, ThreadPoolExecutor]:
+    def _file_client(self) -> tuple[Client, DaemonThreads]:
         if self._files is None:
-            workers = ThreadPoolExecutor(max_workers=FILE_WORKERS, thread_name_prefix="stratolog-file")
+            workers = DaemonThreads(FILE_WORKERS, "stratolog-file")
             self._files = Client.over(self.pipeline, self.reads, self._streams), workers
         return self._files
 
@@ -418,7 +440,7 @@ class AsyncClient:
         consistency: Consistency = DEFAULT_CONSISTENCY,
     ) -> AclView:  # fmt: skip
         """As :meth:`producers.Client.get_acl`."""
-        return await asyncio.to_thread(self.reads.acl, volume, bucket, key=key, prefix=prefix, consistency=consistency)
+        return await self._in_thread(self.reads.acl, volume, bucket, key=key, prefix=prefix, consistency=consistency)
 
     async def get_delegation_token(self, renewer: str = "") -> Credentials:
         """As :meth:`producers.Client.get_delegation_token`."""
@@ -440,59 +462,59 @@ class AsyncClient:
 
     async def volume_info(self, volume: str, *, consistency: Consistency = DEFAULT_CONSISTENCY) -> VolumeView:
         """As :meth:`producers.Client.volume_info`."""
-        return await asyncio.to_thread(self.reads.volume_info, volume, consistency=consistency)
+        return await self._in_thread(self.reads.volume_info, volume, consistency=consistency)
 
     async def bucket_info(
         self, volume: str, bucket: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
     ) -> BucketView:
         """As :meth:`producers.Client.bucket_info`."""
-        return await asyncio.to_thread(self.reads.bucket_info, volume, bucket, consistency=consistency)
+        return await self._in_thread(self.reads.bucket_info, volume, bucket, consistency=consistency)
 
     async def key_info(
         self, volume: str, bucket: str, key: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
     ) -> KeyView:
         """As :meth:`producers.Client.key_info`."""
-        return await asyncio.to_thread(self.reads.key_info, volume, bucket, key, consistency=consistency)
+        return await self._in_thread(self.reads.key_info, volume, bucket, key, consistency=consistency)
 
     async def key_infos(
         self, volume: str, bucket: str, keys: Sequence[str], *, consistency: Consistency = DEFAULT_CONSISTENCY
     ) -> list[KeyView | None]:
         """As :meth:`producers.Client.key_infos`."""
-        return await asyncio.to_thread(self.reads.key_infos, volume, bucket, keys, consistency=consistency)
+        return await self._in_thread(self.reads.key_infos, volume, bucket, keys, consistency=consistency)
 
     async def snapshot_info(
         self, volume: str, bucket: str, snapshot: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
     ) -> SnapshotView:
         """As :meth:`producers.Client.snapshot_info`."""
-        return await asyncio.to_thread(self.reads.snapshot_info, volume, bucket, snapshot, consistency=consistency)
+        return await self._in_thread(self.reads.snapshot_info, volume, bucket, snapshot, consistency=consistency)
 
     def list_volumes(
         self, *, prefix: str = "", start_after: str = "", limit: int | None = None,
         consistency: Consistency = DEFAULT_CONSISTENCY,
     ) -> AsyncIterator[ListedVolume]:  # fmt: skip
         """As :meth:`producers.Client.list_volumes`, by ``async for``."""
-        return _entries(self.reads.volumes(prefix, start_after, limit, consistency))
+        return self._entries(self.reads.volumes(prefix, start_after, limit, consistency))
 
     def list_buckets(
         self, volume: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
         consistency: Consistency = DEFAULT_CONSISTENCY,
     ) -> AsyncIterator[ListedBucket]:  # fmt: skip
         """As :meth:`producers.Client.list_buckets`, by ``async for``."""
-        return _entries(self.reads.buckets(volume, prefix, start_after, limit, consistency))
+        return self._entries(self.reads.buckets(volume, prefix, start_after, limit, consistency))
 
     def list_keys(
         self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
         consistency: Consistency = DEFAULT_CONSISTENCY,
     ) -> AsyncIterator[KeyInfo]:  # fmt: skip
         """As :meth:`producers.Client.list_keys`, by ``async for``."""
-        return _entries(self.reads.keys(volume, bucket, prefix, start_after, limit, consistency))
+        return self._entries(self.reads.keys(volume, bucket, prefix, start_after, limit, consistency))
 
     def list_snapshots(
         self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
         consistency: Consistency = DEFAULT_CONSISTENCY,
     ) -> AsyncIterator[SnapshotInfo]:  # fmt: skip
         """As :meth:`producers.Client.list_snapshots`, by ``async for``."""
-        return _entries(self.reads.snapshots(volume, bucket, prefix, start_after, limit, consistency))
+        return self._entries(self.reads.snapshots(volume, bucket, prefix, start_after, limit, consistency))
 
     def snapshot_diff(
         self, volume: str, bucket: str, from_snapshot: str, to_snapshot: str | None = None, *,
@@ -500,7 +522,7 @@ class AsyncClient:
         consistency: Consistency = DEFAULT_CONSISTENCY,
     ) -> AsyncIterator[SnapshotDiffEntry]:  # fmt: skip
         """As :meth:`producers.Client.snapshot_diff`, by ``async for``."""
-        return _entries(
+        return self._entries(
             self.reads.snapshot_diff(
                 volume,
                 bucket,
@@ -514,7 +536,7 @@ class AsyncClient:
 
     async def cancel_snapshot_diff(self, job: str) -> SnapshotDiffProgress:
         """As :meth:`producers.Client.cancel_snapshot_diff`."""
-        return await asyncio.to_thread(self.reads.cancel_snapshot_diff, job)
+        return await self._in_thread(self.reads.cancel_snapshot_diff, job)
 
     # Written by hand again.
 
@@ -523,20 +545,29 @@ class AsyncClient:
     async def close(self, timeout_ms: int = CLOSE_TIMEOUT_MS) -> list[RequestBody]:
         """As :meth:`producers.Client.close`."""
         arguments.number("timeout_ms", timeout_ms, 0)
-        deadline = Deadline.after_ms(timeout_ms)
+        self._closed = True
+        # A thread of its own: all others may be busy.
+        closing = DaemonThreads(1, "stratolog-close")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(closing, self._close, Deadline.after_ms(timeout_ms))
+        finally:
+            closing.shutdown(wait=False)
+
+    def _close(self, deadline: Deadline) -> list[RequestBody]:
         unanswered: list[RequestBody] = []
         if self._is_elsewhere():
             return unanswered
         if self._files is not None:
             client, workers = self._files
-            await asyncio.to_thread(client.streams.release, client, deadline)
-            await asyncio.to_thread(client.streams.close)
-            # A thread that still waits for an answer ends with the calls.
-            ended = asyncio.ensure_future(asyncio.to_thread(workers.shutdown))
-            await asyncio.wait([ended], timeout=deadline.left_s)
+            client.streams.release(client, deadline)
+            client.streams.close()
+            # A thread that still waits for an answer ends with the calls, and nobody waits for it any longer.
+            workers.shutdown(wait=False)
+            workers.wait(deadline)
         if self._pipeline is not None:
-            unanswered = without_own(await asyncio.to_thread(self._pipeline.close, deadline, is_own))
-        await asyncio.to_thread(self.reads.close)
+            unanswered = without_own(self._pipeline.close(deadline, is_own))
+        self.reads.close()
+        self._readers.shutdown(wait=False)
         return unanswered
 
     async def __aenter__(self) -> Self:
@@ -555,9 +586,3 @@ class AsyncClient:
         if error is None:
             raise closed
         logger.warning("%s", closed)
-
-
-async def _entries(pages: Pages[Row]) -> AsyncIterator[Row]:
-    while (entries := await asyncio.to_thread(pages.next_page)) is not None:
-        for entry in entries:
-            yield entry

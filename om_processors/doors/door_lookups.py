@@ -32,13 +32,14 @@ from om_processors.serving.consistency import (
 from om_processors.snapshots.core.snapshot_paths import is_reserved
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import StoreFailure
+from replicated_db.shell.logs import log
 from schemas.access.acl import LIST, READ
 from schemas.codecs.codec import encode
 from schemas.column_families import BUCKET_TABLE, INLINE_TABLE, KEY_TABLE, PREFIX_TABLE, VOLUME_TABLE
 from schemas.door.frames import MAX_READ_KEYS
 from schemas.records.door import DoorRead, DoorRows
 from schemas.records.record import made_in_c
-from schemas.result_codes import INVALID_REQUEST, NOT_SUPPORTED_OPERATION, OK, OVERLOADED
+from schemas.result_codes import INTERNAL_ERROR, INVALID_REQUEST, NOT_SUPPORTED_OPERATION, OK, OVERLOADED
 from schemas.sharding import shard_of
 from transport.waiting.deadline import Deadline
 
@@ -302,11 +303,21 @@ class DoorLookups:
     async def _turn(self, shard: int, lookups: Sequence[_Lookup]) -> None:
         try:
             await self._consistency.ready(shard, LINEARIZABLE, {})
-        except NotReadable as error:
+        except Exception as error:
+            answer = self._failed(shard, error)
             for one in lookups:
-                one.told(refused(error.code, str(error)))
+                one.told(answer)
             return
         self._answer_soon(shard, lookups)
+
+    def _failed(self, shard: int, error: Exception) -> DoorRows:
+        """Return the answer to lookups that an error ended; whoever asks is told, whatever the error is."""
+        if isinstance(error, NotReadable):
+            return refused(error.code, str(error))
+        if isinstance(error, StoreFailure):
+            self._fatal(error)
+        log.error("lookups of shard %d failed", shard, exc_info=error)
+        return refused(INTERNAL_ERROR, f"shard {shard}: {type(error).__name__}: {error}")
 
     async def _take_sessions(self, shard: int) -> None:
         """Answer lookups of sessions as the replica comes to their indexes; refuse those that wait for too long."""
@@ -366,11 +377,8 @@ class DoorLookups:
             self._consistency.refuse_flagged(shard)
             answers = self._found(shard, lookups)
             self._consistency.refuse_flagged(shard)
-        except NotReadable as error:
-            answers = [refused(error.code, str(error))] * len(lookups)
-        except StoreFailure as error:
-            self._fatal(error)
-            raise
+        except Exception as error:
+            answers = [self._failed(shard, error)] * len(lookups)
         for one, answer in zip(lookups, answers, strict=True):
             one.told(answer)
 

@@ -5,19 +5,23 @@ Rules:
       deletion. DeleteBlocks leaves a tombstone, so a later PutBlock is void. Datanodes that hold a copy of the
       container without being members are told too.
     - Deletions under way are remembered by row, not in the log. A new leader does them again, which changes nothing.
+    - A row is looked at again in the turn after an answer about it, wherever the walk is. So rows are purged however
+      many there are: what is remembered never has to last until the walk comes round. If there is too much of it, the
+      rows that were answered longest ago are forgotten, and their blocks deleted again.
     - Rows that a snapshot needs are left alone: no datanode hears of them. The rows are read first and the snapshots
       afterwards, so a row that is not needed then is needed by no later snapshot, however long the deletion takes
       (``om_processors/namespace/snapshots.py``). PurgeBlocks asks the same question once more.
     - If no member of a pipeline lives, its rows stay. Blocks of the settings' pipelines are on no datanode, so nobody
       deletes them.
     - Bounds: MAX_ROWS rows a turn, and up to MAX_PAGES pages of as many that snapshots need; MAX_BLOCKS blocks a
-      request, MAX_PURGE_BYTES of names a purge, MAX_DONE rows whose purge has still to wait.
+      request, MAX_PURGE_BYTES of names a purge, MAX_DONE rows of which something is remembered.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, islice
 from operator import itemgetter
 from threading import Lock
 from typing import Any
@@ -48,6 +52,8 @@ MAX_PURGE_BYTES = 256 * 1024
 MAX_DONE = 10_000
 REST_MS = 2_000
 """Pause after the table had nothing to do."""
+ALL = -1
+"""Instead of a number of blocks: all that a row has in a place."""
 
 
 Place = tuple[int, str, int]
@@ -71,10 +77,12 @@ class BlockDeletion:
         self._clock = clock
         self._note = note
         self._lock = Lock()
-        self._deleted: dict[bytes, set[Place]] = {}
-        """By row: where its blocks have been deleted."""
-        self._parts: dict[tuple[bytes, Place], int] = {}
-        """Of rows deleted in parts: how many of their blocks are deleted in a place."""
+        self._deleted: OrderedDict[bytes, dict[Place, int]] = OrderedDict()
+        """By row and place: how many of its blocks are deleted there, ALL of them or the first ones. The row that was
+        answered last is the last.
+        """
+        self._answered: dict[bytes, None] = {}
+        """Those of these rows that the next turns look at again, first come first served."""
         self._cursor = RowCursor(replica.store, DELETED_TABLE)
         """Goes on behind the last row it returned: rows that cannot be purged yet must not hide the rows
         behind them.
@@ -100,7 +108,7 @@ class BlockDeletion:
         gone: list[bytes] = []
         for key, blocks in rows:
             done = self._done_of(key)
-            left = [(place, block) for block in blocks for place in places(picture, block) if place not in done]
+            left = [(place, block) for block in blocks for place in places(picture, block) if done.get(place) != ALL]
             for place, block in left:
                 wanted.setdefault(place, []).append((key, block))
             if not left:
@@ -108,15 +116,17 @@ class BlockDeletion:
         for place, found in wanted.items():
             self._delete(picture, place, found)
         if gone:
-            self._purge(fitting(gone[:MAX_PURGED_ROWS]))
+            self._purge(gone)
 
     def _next_rows(self) -> list[tuple[bytes, list[BlockLocation]]]:
         """Return the next rows that no snapshot needs, and the blocks of each that datanodes hold.
 
         A row that is purged meanwhile is purged once more, which changes nothing.
         """
+        again = self._rows_again()
         for _ in range(MAX_PAGES):
-            page = [(key, tables.decode_key(value)) for key, value in self._cursor.next_rows(MAX_ROWS)]
+            found = dict(self._cursor.next_rows(MAX_ROWS - len(again))) if len(again) < MAX_ROWS else {}
+            page = [(key, tables.decode_key(value)) for key, value in (again | found).items()]
             needed = NeededVersions(self._store)  # of the snapshots that there are now, after the rows
             rows = [
                 (key, [block for block in info.blocks if is_on_datanodes(block)])
@@ -125,11 +135,28 @@ class BlockDeletion:
             ]
             if rows or not page or self._cursor.at_end:
                 return rows
+            again = {}
         return []
 
-    def _done_of(self, key: bytes) -> set[Place]:
+    def _rows_again(self) -> dict[bytes, bytes]:
+        """Read up to MAX_ROWS of the rows with an answer since the last turn; what is gone is forgotten."""
         with self._lock:
-            return set(self._deleted.get(key, ()))
+            keys = list(islice(self._answered, MAX_ROWS))
+            for key in keys:
+                del self._answered[key]
+        rows = {key: self._store.get(DELETED_TABLE, key) for key in keys}
+        self._forget([key for key, value in rows.items() if value is None])
+        return {key: value for key, value in rows.items() if value is not None}
+
+    def _forget(self, rows: list[bytes]) -> None:
+        with self._lock:
+            for key in rows:
+                self._deleted.pop(key, None)
+                self._answered.pop(key, None)
+
+    def _done_of(self, key: bytes) -> dict[Place, int]:
+        with self._lock:
+            return dict(self._deleted.get(key, {}))
 
     def _delete(self, picture: Picture, place: Place, found: list[tuple[bytes, BlockLocation]]) -> None:
         """Have blocks deleted in one place: as many whole rows as MAX_BLOCKS allows; a row with more blocks goes in
@@ -138,16 +165,14 @@ class BlockDeletion:
         rows = [(key, [block for _, block in its]) for key, its in groupby(found, key=itemgetter(0))]
         key, first = rows[0]
         if len(first) > MAX_BLOCKS:
-            with self._lock:
-                begun = self._parts.get((key, place), 0)
-            blocks = first[begun : begun + MAX_BLOCKS]
-            rest = begun + len(blocks) if begun + len(blocks) < len(first) else 0
-            done = partial(self._part_was_deleted, place, key, rest)
+            begun = self._done_of(key).get(place, 0)
+            keys, blocks = (key,), first[begun : begun + MAX_BLOCKS]
+            count = begun + len(blocks) if begun + len(blocks) < len(first) else ALL
         else:
             sizes = accumulate(len(its) for _, its in rows)
             chosen = rows[: sum(size <= MAX_BLOCKS for size in sizes)]
+            keys, count = tuple(key for key, _ in chosen), ALL
             blocks = [block for _, its in chosen for block in its]
-            done = partial(self._was_deleted, place, tuple(key for key, _ in chosen))
         partition, name, _ = place
         row = next((row for row in picture.pipelines if row.partition == partition), None)
         if name:
@@ -160,36 +185,34 @@ class BlockDeletion:
         self._courier.send(
             ("delete", self._shard, *place), member.heartbeat.address,
             DeleteBlocks(partition=partition, blocks=named), datanode=member.name,
-            done=done,
+            done=partial(self._were_deleted, place, keys, count),
         )  # fmt: skip
 
-    def _part_was_deleted(self, place: Place, key: bytes, rest: int, answer: Any) -> None:
-        """Remember how many blocks of a large row are deleted in a place; ``rest`` is 0 after the last of them."""
-        with self._lock:
-            self._parts.pop((key, place), None)
-            if rest and len(self._parts) < MAX_DONE:
-                self._parts[key, place] = rest
-        if not rest:
-            self._was_deleted(place, (key,), answer)
-
-    def _was_deleted(
-        self, place: Place, rows: tuple[bytes, ...],
+    def _were_deleted(
+        self, place: Place, rows: tuple[bytes, ...], count: int,
         answer: Any,  # noqa: ARG002 - it is committed
     ) -> None:  # fmt: skip
+        """Remember how many blocks of each row are deleted in a place."""
         with self._lock:
-            if len(self._deleted) >= MAX_DONE:
-                self._deleted.clear()
             for key in rows:
-                self._deleted.setdefault(key, set()).add(place)
+                self._deleted.setdefault(key, {})[place] = count
+                self._deleted.move_to_end(key)
+                self._answered[key] = None
+            while len(self._deleted) > MAX_DONE:
+                oldest, _ = self._deleted.popitem(last=False)
+                self._answered.pop(oldest, None)
 
     def _purge(self, rows: list[bytes]) -> None:
-        body = PurgeBlocks(shard=self._shard, rows=rows)
-        if self._proposer.propose(("purge", self._shard, rows[0], len(rows)), body):
-            self._note(f"{len(rows)} rows of {DELETED_TABLE} are to be purged", shard=self._shard)
-            with self._lock:
-                # If the purge is lost, a later walk finds the rows again and deletes them again.
-                for key in rows:
-                    self._deleted.pop(key, None)
+        """Propose to purge the first of these rows; the others, or all of them, are looked at again."""
+        some = fitting(rows[:MAX_PURGED_ROWS])
+        proposed = self._proposer.propose(
+            ("purge", self._shard, some[0], len(some)), PurgeBlocks(shard=self._shard, rows=some)
+        )
+        if proposed:
+            self._note(f"{len(some)} rows of {DELETED_TABLE} are to be purged", shard=self._shard)
+            self._forget(some)  # if the purge is lost, a later walk finds the rows again and deletes them again
+        with self._lock:
+            self._answered |= {key: None for key in rows if key in self._deleted}
 
 
 def fitting(keys: list[bytes]) -> list[bytes]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from confluent_kafka import KafkaException
@@ -81,7 +82,9 @@ class PlacementLoop(Background):
         self._token_keys = token_keys
         self._replicas = min(pipeline_making.PIPELINE_REPLICAS, len(config.datanodes))
         self._not_before: dict[Hashable, tuple[int, bool]] = {}
-        """By message: when it may be sent again, and whether it was accepted."""
+        """By message that was sent: when it may be sent again, and whether it was accepted. Beyond MAX_REMEMBERED, what
+        may be sent again first is forgotten.
+        """
         self._named: dict[tuple[int, str], tuple[bytes, tuple[str, ...], int]] = {}
         """By container and holder of a copy: the holder's incarnation, the sources that it was told, and when it is
         told again. There are as many entries as copies in the picture.
@@ -255,14 +258,18 @@ class PlacementLoop(Background):
         now_ms = self._clock.elapsed_ms()
         if datanode.heartbeat is None or now_ms < self._not_before.get(key, (0, False))[0]:
             return False
-        if len(self._not_before) >= MAX_REMEMBERED:
-            self._not_before.clear()
-        self._not_before[key] = now_ms + RETRY_MS, False
+        self._not_before.pop(key, None)
         more = {} if timeout_s is None else {"timeout_s": timeout_s}
-        return self._courier.send(
+        sent = self._courier.send(
             key, datanode.heartbeat.address, request, datanode=datanode.name, done=partial(self._was_accepted, key),
             **more
         )  # fmt: skip
+        if sent:
+            self._not_before.setdefault(key, (now_ms + RETRY_MS, False))  # it may have been accepted by now
+            while len(self._not_before) > MAX_REMEMBERED:
+                first, _ = min(list(self._not_before.items()), key=itemgetter(1))
+                self._not_before.pop(first, None)
+        return sent
 
     def _was_accepted(self, key: Hashable, answer: Any) -> None:  # noqa: ARG002 - the effect shows in heartbeats
         copying = isinstance(key, tuple) and key[0] == "fetch"

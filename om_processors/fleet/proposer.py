@@ -60,9 +60,10 @@ class Proposer:
         with self._lock:
             if now_ms - self._proposed.get(key, -REPEAT_MS) < REPEAT_MS:
                 return False
-            if len(self._proposed) >= MAX_REMEMBERED:
-                self._proposed.clear()
-            self._proposed[key] = now_ms
+            self._proposed.pop(key, None)
+            self._proposed[key] = now_ms  # the last of all: what was proposed longest ago is the first
+            if len(self._proposed) > MAX_REMEMBERED:
+                del self._proposed[next(iter(self._proposed))]
         request = Request(
             client_id=self._client_id, call_id=next(self._numbers), first_sent_at_ms=self._clock.wall_ms(),
             answered_below=0, reply_partition=0, caller=self._caller, body=body,

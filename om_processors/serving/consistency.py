@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from string import hexdigits
 
 import aiohttp
 
@@ -113,7 +114,7 @@ class Consistency:
     async def ask(self, shard: int, deadline: Deadline) -> tuple[int, str]:
         """Ask the shard's leader, this node or another, for a read index: (offset, hash of the record)."""
         if self._loops[shard].leading:
-            return await self.own_read_index(shard)
+            return await self.own_read_index(shard, deadline)
         position = self._replicas[shard].position
         if not position.address or position.leader == self._config.node:
             raise NotReadable("NO_LEADER", f"shard {shard} has no leader")
@@ -130,18 +131,22 @@ class Consistency:
                 body = await answer.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise NotReadable("NO_LEADER", f"shard {shard}: {position.leader} does not answer: {error!r}") from error
-        if answer.status != 200:
-            raise NotReadable("NO_LEADER", f"shard {shard}: {position.leader}: {body.get('message')}")
-        return body["offset"], body["hash"]
+        match body:
+            case {"offset": int(offset), "hash": str(record_hash)} if answer.status == 200 and _is_hash(record_hash):
+                return offset, record_hash
+            case {"message": message} if answer.status != 200:
+                raise NotReadable("NO_LEADER", f"shard {shard}: {position.leader}: {message}")
+        what = f"answers {answer.status} and {body!r:.100}, which is no read index"
+        raise NotReadable("NO_LEADER", f"shard {shard}: {position.leader} {what}")
 
     def _session(self) -> aiohttp.ClientSession:
         tls = self._config.tls
         return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=True if tls is None else tls.client(AN_OM)))
 
-    async def own_read_index(self, shard: int) -> tuple[int, str]:
-        """Return a read index as the leader; raises NotReadable if this node does not lead."""
+    async def own_read_index(self, shard: int, deadline: Deadline) -> tuple[int, str]:
+        """Return a read index as the leader; raises NotReadable if this node does not lead, or at the deadline."""
         try:
-            found = await asyncio.wait_for(asyncio.wrap_future(self._loops[shard].read_index()), READ_DEADLINE_S)
+            found = await asyncio.wait_for(asyncio.wrap_future(self._loops[shard].read_index()), deadline.left_s)
         except (NotLeading, TimeoutError) as error:
             raise NotReadable("NO_LEADER", f"shard {shard} is not led by {self._config.node}") from error
         return found.offset, found.record_hash.hex()
@@ -157,3 +162,7 @@ class Consistency:
         http, self._http = self._http, None
         if http is not None:
             await http.close()
+
+
+def _is_hash(text: str) -> bool:
+    return len(text) % 2 == 0 and all(one in hexdigits for one in text)

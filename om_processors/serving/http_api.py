@@ -31,7 +31,15 @@ from om_processors.namespace.names import (
     check_volume_name,
 )
 from om_processors.serving import queries
-from om_processors.serving.consistency import LINEARIZABLE, SESSION, STALE, Consistency, NotReadable, parse_session
+from om_processors.serving.consistency import (
+    LINEARIZABLE,
+    READ_DEADLINE_S,
+    SESSION,
+    STALE,
+    Consistency,
+    NotReadable,
+    parse_session,
+)
 from om_processors.serving.node_status import NodeStatus
 from om_processors.serving.snapshot_reads import MAX_SNAPSHOT_READS, SnapshotReads
 from om_processors.serving.views import Json
@@ -46,6 +54,7 @@ from schemas.access.block_tokens import READ_BLOCK, WRITE_BLOCK
 from schemas.records.rows import NO_KEY
 from schemas.result_codes import INVALID_REQUEST, OVERLOADED, PERMISSION_DENIED
 from schemas.sharding import shard_of
+from transport.waiting.deadline import Deadline
 from transport.web.metrics import CONTENT_TYPE
 
 Answer = tuple[int, Json]
@@ -279,7 +288,8 @@ class OMHttpApi:
 
     async def read_index(self, shard: str) -> Answer:
         """Return a read index; only the shard's leader can."""
-        offset, record_hash = await self._consistency.own_read_index(self._replica(shard).identity.shard)
+        deadline = Deadline.after_s(READ_DEADLINE_S)
+        offset, record_hash = await self._consistency.own_read_index(self._replica(shard).identity.shard, deadline)
         return 200, {"offset": offset, "hash": record_hash}
 
     async def digest(self, query: Any, shard: str) -> Answer:

@@ -1,15 +1,15 @@
 """The commits of one block, each with its watch: one at a time, on a thread of the block's own (design, section 8).
 
-A commit that does not end delays no other block, because each block has its own thread. That thread and the caller's
-share the block's window, under a lock. All methods are for the caller's thread. A commit that failed fails the block:
-the next method that looks raises :class:`BlockFailed`.
+A commit that does not end delays no other block, because each block has its own thread, nor the end of the process.
+That thread and the caller's share the block's window, under a lock. All methods are for the caller's thread. A commit
+that failed fails the block: the next method that looks raises :class:`BlockFailed`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 
 from producers.blocks.block_commit import BlockCommitter
 from producers.blocks.core.stream_window import StreamWindow
@@ -17,6 +17,7 @@ from producers.blocks.stream_options import StreamOptions
 from producers.errors import DatanodeError
 from schemas.records.datanode import BlockCommitted
 from schemas.stream_errors import TIMED_OUT
+from transport.waiting.daemon_threads import DaemonThreads
 from transport.waiting.deadline import Deadline
 
 STILL_S = 0.25
@@ -51,7 +52,7 @@ class BackgroundCommits:
         self._still = still
         self._ignored = False
         """Whether the block is salvaged: results of later commits change nothing."""
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: DaemonThreads | None = None
         """The thread; None before the first commit."""
         self._under_way: Future[None] | None = None
         """The last commit that was begun, until its end has been looked at."""
@@ -147,7 +148,7 @@ class BackgroundCommits:
 
     def _submit(self, length: int, checksums: bytes, committed: BlockCommitted | None) -> None:
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stratolog-commit")
+            self._thread = DaemonThreads(1, "stratolog-commit")
         self._under_way = self._thread.submit(self._make_durable, length, checksums, committed)
 
     def _make_durable(self, length: int, checksums: bytes, committed: BlockCommitted | None) -> None:

@@ -21,14 +21,18 @@ from schemas.conversation.conversation import Event, with_tokens
 from schemas.conversation.limits import UnreadableRecord, record_of
 from schemas.records.datanode import BlockCommitted, ChunkWritten, OpenStream, PutBlock, WriteChunk
 from schemas.records.packets import Frame, Kind
-from schemas.stream_errors import BAD_FRAME
+from schemas.stream_errors import BAD_FRAME, TIMED_OUT
 from transport.datanodes.connection import DatanodeConnection
+from transport.waiting.deadline import Deadline
 
 ACK_PACKETS = 8
 """While there is room in the window, acknowledgements are looked for only once in so many packets."""
 
 END_PATIENCE = 3
 """The end of a stream may take this many times longer: datanodes write whole blocks to disks."""
+
+REPEATS_PATIENCE = 2 * END_PATIENCE
+"""A datanode that waits for others repeats its acknowledgement; it may say nothing new for this many times longer."""
 
 
 CHUNK_CONNECTIONS = 4
@@ -70,6 +74,9 @@ class PacketStream:
         self._stream = stream
         self._silence_ms = silence_ms
         self._sequence = 0
+        self._sent = self._acknowledged = -1
+        """Offsets: up to where bytes were sent, and up to where they were acknowledged at most."""
+        self._expect_news()
         connection.doing = f"stream of block {opening.container_id}/{opening.local_id}"
 
     def close(self) -> None:
@@ -85,6 +92,8 @@ class PacketStream:
         said = with_tokens(self._opening, self._connection.presented(self._token))
         opening = self._connection.talk.say(Kind.OPEN, said, stream=self._stream, offset=offset)
         self._connection.send_parts([opening])
+        self._sent = offset
+        self._expect_news()
         opened = self._acknowledgement(self._connection.receive_patiently(self._silence_ms)).header.offset
         if opened != offset:
             raise self._connection.error(BAD_FRAME, f"a stream at {offset} was opened at {opened}")
@@ -100,6 +109,9 @@ class PacketStream:
                 crc=packet.crc,
             )  # fmt: skip
             parts += (header, data)
+        if self._acknowledged >= self._sent:
+            self._expect_news()
+        self._sent = packets[-1].end
         self._connection.send_parts(parts)
 
     def acknowledged(self, *, wait: bool) -> int | None:
@@ -118,6 +130,7 @@ class PacketStream:
         ending = self._connection.talk.say(
             Kind.END, payload, stream=self._stream, sequence=self._sequence, offset=length
         )
+        self._expect_news()
         self._connection.send_parts([ending])
         while True:
             last = self._acknowledgement(self._connection.receive_patiently(END_PATIENCE * self._silence_ms))
@@ -130,9 +143,20 @@ class PacketStream:
         except UnreadableRecord as error:
             raise self._connection.error(BAD_FRAME, f"the last acknowledgement cannot be read: {error}") from error
 
+    def _expect_news(self) -> None:
+        """From now on, only so long may acknowledgements say nothing new."""
+        self._news_by = Deadline.after_ms(REPEATS_PATIENCE * self._silence_ms)
+
     def _acknowledgement(self, event: Event) -> Frame:
         """Return an ACK: in a stream, a conversation returns no other event."""
         assert isinstance(event, Frame), event  # noqa: S101 - an ERROR was raised
+        if event.header.offset > self._acknowledged:
+            self._acknowledged = event.header.offset
+            self._expect_news()
+        elif self._news_by.has_passed:
+            raise self._connection.error(
+                TIMED_OUT, f"acknowledged nothing behind {self._acknowledged} for too long, again and again"
+            )
         return event
 
 

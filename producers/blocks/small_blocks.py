@@ -23,7 +23,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -43,6 +43,7 @@ from schemas.records.rows import BlockLocation
 from schemas.settings.table import Shape
 from schemas.stream_errors import BAD_FRAME, TIMED_OUT
 from transport.processes import begins_anew_in_forks
+from transport.waiting.daemon_threads import DaemonThreads
 from transport.waiting.deadline import Deadline
 
 MAX_SENDERS = 8
@@ -156,7 +157,7 @@ class SmallBlocks:
         """Have no block under way, and threads of this process."""
         self._lock = threading.Lock()
         self._batches: SmallBatches[WaitingBlock] = SmallBatches()
-        self._senders = ThreadPoolExecutor(MAX_SENDERS, thread_name_prefix="stratolog-small")
+        self._senders = DaemonThreads(MAX_SENDERS, "stratolog-small")
 
     def write(
         self, location: BlockLocation, pipeline: PipelineView, data: Sequence[bytes | bytearray | memoryview],

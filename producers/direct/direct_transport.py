@@ -149,7 +149,7 @@ class DirectTransport:
             self._wake()
 
     def look_up(self, read: DoorRead, shard: int) -> Future[DoorRows] | None:
-        """Ask for rows, the shard's leader first. The future fails with LinkFailed.
+        """Ask for rows, the shard's leader first. The future fails with LinkFailed; whoever gives it up cancels it.
 
         Returns None if no node takes the question, or if no frame holds it: HTTP refuses names that are so long.
         """
@@ -174,13 +174,16 @@ class DirectTransport:
         """Ask one node for rows; None if the question was not taken, and is not awaited."""
         answer: Future[DoorRows] = Future()
         with self._lock:
-            if self._closed or len(self._lookups) >= MAX_WAITING_LOOKUPS:
+            if self._closed:
                 return None
+            oldest = next(iter(self._lookups)) if len(self._lookups) >= MAX_WAITING_LOOKUPS else None
             number = next(self._numbers)
             self._lookups[number] = (link.address, answer)
+        if oldest is not None:  # whoever waits for it has most likely gone
+            self._fail_lookup(oldest, f"{MAX_WAITING_LOOKUPS} later lookups wait")
+        answer.add_done_callback(lambda _: self._drop_lookup(number))
         if not link.write(door_frame(DoorKind.READ, asked, number=number)):
-            with self._lock:
-                self._lookups.pop(number, None)
+            self._drop_lookup(number)
             return None
         if link.has_unsent:
             self._wake()
@@ -243,15 +246,24 @@ class DirectTransport:
             case DoorKind.ROWS:
                 self._answer(frame)
 
-    def _answer(self, frame: DoorFrame) -> None:
+    def _drop_lookup(self, number: int) -> Future[DoorRows] | None:
+        """Await the answer to a lookup no longer; return its future unless whoever asked has given it up."""
         with self._lock:
-            found = self._lookups.pop(frame.number, None)
-        if found is None:
+            _, answer = self._lookups.pop(number, ("", None))
+        return None if answer is None or not answer.set_running_or_notify_cancel() else answer
+
+    def _fail_lookup(self, number: int, why: str) -> None:
+        if (answer := self._drop_lookup(number)) is not None:
+            answer.set_exception(LinkFailed(why))
+
+    def _answer(self, frame: DoorFrame) -> None:
+        answer = self._drop_lookup(frame.number)
+        if answer is None:
             return
         try:
-            found[1].set_result(decode_as(DoorRows, frame.payload))
+            answer.set_result(decode_as(DoorRows, frame.payload))
         except Undecodable as error:
-            found[1].set_exception(LinkFailed(f"rows cannot be read: {error}"))
+            answer.set_exception(LinkFailed(f"rows cannot be read: {error}"))
 
     def _send_parked(self) -> None:
         now_ms = time.monotonic_ns() / 1e6
@@ -327,9 +339,8 @@ class DirectTransport:
         )
         with self._lock:
             left = [number for number, (address, _) in self._lookups.items() if address == link.address]
-            failed = [self._lookups.pop(number)[1] for number in left]
-        for one in failed:
-            one.set_exception(LinkFailed(why))
+        for number in left:
+            self._fail_lookup(number, why)
 
     def take_lost(self) -> set[int]:
         """Return the shards to which the way was lost, or is another one, since this was last asked."""

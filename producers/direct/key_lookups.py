@@ -35,8 +35,7 @@ def page_of(
 ) -> DoorRows | None:
     """Ask for a page of a listing; None if HTTP is to be asked. A status other than OK is final."""
     try:
-        answer = look_up(volume, bucket, (), consistency, page=page)
-        rows = None if answer is None else answer.result(timeout_s)
+        rows = _answered(look_up(volume, bucket, (), consistency, page=page), timeout_s)
     except (LinkFailed, FutureTimeout, UnicodeEncodeError):
         return None
     if rows is None or rows.status in ELSEWHERE:
@@ -46,14 +45,23 @@ def page_of(
     return rows
 
 
+def _answered(answer: Future[DoorRows] | None, timeout_s: float) -> DoorRows | None:
+    """Wait for an answer; whoever keeps the question hears that nobody waits any longer."""
+    if answer is None:
+        return None
+    try:
+        return answer.result(timeout_s)
+    finally:
+        answer.cancel()
+
+
 def rows_of(
     look_up: LookUp, volume: str, bucket: str, keys: Sequence[str], consistency: str, timeout_s: float, *,
     with_bytes: bool = False,
 ) -> DoorRows | None:  # fmt: skip
     """Look up 1 to MAX_READ_KEYS keys; None if HTTP is to be asked. A status other than OK is final."""
     try:
-        answer = look_up(volume, bucket, keys, consistency, with_bytes=with_bytes)
-        rows = None if answer is None else answer.result(timeout_s)
+        rows = _answered(look_up(volume, bucket, keys, consistency, with_bytes=with_bytes), timeout_s)
     except (LinkFailed, FutureTimeout, UnicodeEncodeError):
         return None
     if rows is None or rows.status in ELSEWHERE:

@@ -184,7 +184,8 @@ class InlineWriter:
 
         with self._step():
             if (left := self._begun.commit(send, KeyWay.PUT)) is not None:
-                self._streams.inline_limit.on_refused(left, self._held_bytes, time.monotonic())
+                metadata_bytes = sum(len(name.encode()) + len(text.encode()) for name, text in self._metadata.items())
+                self._streams.inline_limit.on_refused(left, self._held_bytes, metadata_bytes, time.monotonic())
                 return left
         self._let_go()
         return None

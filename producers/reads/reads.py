@@ -26,7 +26,16 @@ from urllib.parse import quote
 import httpx
 
 from producers.direct.key_lookups import LookUp, page_of, rows_of
-from producers.errors import NOT_CONNECTED, NotConnected, NotFound, RequestFailed, RetryableError, failure
+from producers.errors import (
+    CLIENT_CLOSED,
+    NOT_CONNECTED,
+    ClientClosed,
+    NotConnected,
+    NotFound,
+    RequestFailed,
+    RetryableError,
+    failure,
+)
 from producers.reads import snapshot_diffs
 from producers.reads.call_signer import CallSigner
 from producers.reads.node_addresses import Find, NodeAddresses
@@ -539,6 +548,10 @@ class Reads:
             ) from error
         except httpx.TransportError as error:
             return NotConnected(NOT_CONNECTED, f"{address}: {str(error) or type(error).__name__}")
+        except RuntimeError as error:
+            if not self._http.is_closed:
+                raise
+            raise ClientClosed(CLIENT_CLOSED, "the client is closed") from error
         what = asked(path, query)
         if answer.status_code == httpx.codes.OK:
             return _object(answer, f"{what}: {address}")

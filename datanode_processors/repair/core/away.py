@@ -12,7 +12,7 @@ FIRST_PAUSE_S = 15.0
 LAST_PAUSE_S = 600.0
 PAUSES = Backoff(FIRST_PAUSE_S, LAST_PAUSE_S)
 MAX_AWAY = 256
-"""Datanodes that may be known as away; if there are more, all are asked again."""
+"""Datanodes that may be known as away; if there are more, the one whose pause ends first is asked again."""
 
 
 class Away:
@@ -33,7 +33,7 @@ class Away:
     def silent(self, address: str, now_s: float) -> None:
         """A datanode did not answer."""
         if address not in self._until and len(self._until) >= MAX_AWAY:
-            self._until.clear()
+            del self._until[min(self._until, key=self._until.__getitem__)]
         failures = self._until[address][1] + 1 if address in self._until else 1
         self._until[address] = now_s + PAUSES.pause_s(failures), failures
 

@@ -3,11 +3,16 @@
 The client has a limit of its own (``StreamOptions.inline_bytes``), the cluster another one, which may be lower, and a
 cluster that is not finalized takes no PutKey at all. A refusal costs a request, and the key is then written to
 datanodes. So a client remembers a refusal, and asks again ASK_AGAIN_S later: the cluster may have been finalized.
+
+A key may also be refused for its metadata, which is written in the same batch. That says nothing of other keys. The
+refusal does not tell, but bytes and metadata of up to MAX_INLINE_BYTES together fit into a batch: only if there are no
+more was the key refused for its size.
 """
 
 from __future__ import annotations
 
 from producers.blocks.core.write_ways import WayLeft
+from schemas.small_objects import MAX_INLINE_BYTES
 
 ASK_AGAIN_S = 60.0
 """How long a client remembers that the cluster refused a PutKey."""
@@ -24,7 +29,7 @@ class InlineLimit:
         """Return the most bytes of a key that is put into the tables, ``wanted_bytes`` at most; 0 = none is.
 
         >>> limit = InlineLimit()
-        >>> limit.on_refused(WayLeft.ROW_TOO_LARGE, 5000, 1.0)
+        >>> limit.on_refused(WayLeft.ROW_TOO_LARGE, 5000, 20, 1.0)
         >>> limit.bytes_at(16384, 2.0), limit.bytes_at(16384, 62.0)
         (4999, 16384)
         """
@@ -32,7 +37,9 @@ class InlineLimit:
             return wanted_bytes
         return min(wanted_bytes, self._refused[0])
 
-    def on_refused(self, left: WayLeft, size_bytes: int, now_s: float) -> None:
-        """Note that a PutKey of ``size_bytes`` was refused: NO_ROWS, or ROW_TOO_LARGE."""
+    def on_refused(self, left: WayLeft, size_bytes: int, metadata_bytes: int, now_s: float) -> None:
+        """Note that a PutKey of ``size_bytes``, and metadata beside them, was refused: NO_ROWS, or ROW_TOO_LARGE."""
+        if left is WayLeft.ROW_TOO_LARGE and size_bytes + metadata_bytes > MAX_INLINE_BYTES:
+            return
         most = 0 if left is WayLeft.NO_ROWS else max(size_bytes - 1, 0)
         self._refused = most, now_s + ASK_AGAIN_S

@@ -1,11 +1,12 @@
 """The typed methods, sync and async, over a cluster in memory; the load generator."""
 
 import asyncio
+import socket
 
 import pytest
 
 from om_processors.namespace import ids
-from producers.async_client import AsyncClient
+from producers.async_client import READ_WORKERS, AsyncClient
 from producers.bulk.load import LoadSpec, run_load
 from producers.errors import ClientClosed, OutcomeUnknown, RequestFailed
 from producers.requests.core.calls import Policy
@@ -36,7 +37,7 @@ from schemas.records.messages import (
 )
 from schemas.records.rows import BlockLocation
 from tests.support.local.secret import SECRET
-from tests.support.sdk.memory import MemoryCluster, MemoryConnection, client_to
+from tests.support.sdk.memory import MemoryCluster, MemoryConnection, client_to, pipeline_to
 from tests.support.sdk.nodes import Node
 
 BLOCK = BlockLocation(container_id=1, local_id=2, offset=0, length=5, pipeline="p1")
@@ -134,11 +135,13 @@ def test_results_are_sessions_and_blocks():
 
 
 def test_a_closed_client_says_so():
-    client, _ = client_to(MemoryCluster())
+    client, _ = client_to(MemoryCluster(), read_from=["http://127.0.0.1:1"])
     with client:
         pass
     with pytest.raises(ClientClosed):
         client.create_volume("v")
+    with pytest.raises(ClientClosed, match="the client is closed"):
+        client.volume_info("v")
 
 
 def test_reads_go_to_the_nodes_and_carry_the_session():
@@ -214,6 +217,28 @@ def test_a_client_that_is_closed_has_closed_its_connections_to_nodes_and_brokers
         assert connected.reads._http.is_closed
 
     asyncio.run(main())
+
+
+def test_neither_the_close_of_an_awaited_client_nor_its_loop_waits_for_reads():
+    """More of them than the loop has threads kept close() waiting until their own deadline, 40 s behind its own."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        pipeline, _ = pipeline_to(MemoryCluster(), Policy())
+
+        async def main():
+            client = AsyncClient("memory:0", read_from=[address], deadline_ms=300_000, open_pipeline=lambda _: pipeline)
+            await client.connect()
+            reads = [asyncio.create_task(client.volume_info("v")) for _ in range(2 * READ_WORKERS)]
+            await asyncio.sleep(0.1)
+            assert await client.close(timeout_ms=0) == []
+            assert not any(read.done() for read in reads)
+            with pytest.raises(ClientClosed):
+                await client.volume_info("v")
+            with pytest.raises(ClientClosed):
+                await anext(client.list_volumes())
+            return reads
+
+        assert all(read.cancelled() for read in asyncio.run(main()))
 
 
 def test_an_awaited_client_has_so_many_requests_in_flight_and_the_next_waits():

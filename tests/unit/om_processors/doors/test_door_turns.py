@@ -6,8 +6,12 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
+import pytest
+
 from om_processors.doors.door_lookups import MAX_TURNS, DoorLookups
 from om_processors.serving.consistency import LINEARIZABLE, NotReadable
+from replicated_db.core.errors import StoreFailure
+from schemas.codecs.codec import Undecodable
 from schemas.records.door import DoorRead, DoorRows
 
 READ = DoorRead(consistency=LINEARIZABLE, index=0, volume="vol1", bucket="bucket1", keys=["k"])
@@ -18,9 +22,11 @@ class Shard:
 
     def __init__(self) -> None:
         script = cast("Any", self)
-        self.lookups = DoorLookups({0: script}, script, lambda _: None)
+        self.fatal: list[BaseException] = []
+        self.lookups = DoorLookups({0: script}, script, self.fatal.append)
         self.asked: list[asyncio.Future[None]] = []
         self.answered: list[int] = []
+        self.failed: list[int] = []
 
     async def ready(self, shard: int, consistency: str, session: dict[int, int]) -> None:
         assert (shard, consistency, session) == (0, LINEARIZABLE, {})
@@ -37,8 +43,8 @@ class Shard:
 
     def _told(self, number: int) -> Callable[[DoorRows], None]:
         def told(rows: DoorRows) -> None:
-            assert rows.status in ("REPLICA_FLAGGED", "NO_LEADER")
-            self.answered.append(number)
+            assert rows.status in ("REPLICA_FLAGGED", "NO_LEADER", "INTERNAL_ERROR")
+            (self.failed if rows.status == "INTERNAL_ERROR" else self.answered).append(number)
 
         return told
 
@@ -123,6 +129,45 @@ def test_a_turn_without_a_leader_refuses_its_lookups_alone():
         assert shard.answered == [1]
         await shard.look_up(3)
         assert len(shard.asked) == 3, "the place is free again"
+
+    tell(story)
+
+
+@pytest.mark.parametrize("error", [KeyError("hash"), StoreFailure("the disk is gone")])
+def test_an_error_of_a_turn_is_told_to_all_its_lookups_and_ends_no_other(error: Exception):
+    """One kind of error was caught: any other left the lookups of the turn, and those behind it, unanswered."""
+
+    async def story(shard: Shard) -> None:
+        for number in range(MAX_TURNS + 2):
+            await shard.look_up(number)
+        shard.asked[0].set_exception(error)
+        await settled()
+        assert shard.failed == [0]
+        for asked in shard.asked[1:]:
+            asked.set_result(None)
+        await settled()
+        for asked in shard.asked[MAX_TURNS:]:
+            if not asked.done():
+                asked.set_result(None)
+        await settled()
+        assert shard.answered == list(range(1, MAX_TURNS + 2))
+        assert shard.fatal == ([error] if isinstance(error, StoreFailure) else [])
+
+    tell(story)
+
+
+def test_rows_that_cannot_be_read_are_told_to_who_asks(monkeypatch: pytest.MonkeyPatch):
+    async def story(shard: Shard) -> None:
+        def undecodable(_: int) -> None:
+            raise Undecodable("a row")
+
+        await shard.look_up(1, 2)
+        monkeypatch.setattr(shard, "refuse_flagged", undecodable)
+        shard.asked[0].set_result(None)
+        await settled()
+        assert shard.failed == [1, 2]
+        await shard.look_up(3)
+        assert len(shard.asked) == 2, "the next turn begins"
 
     tell(story)
 

@@ -352,4 +352,60 @@ def test_a_row_with_more_blocks_than_a_datanode_takes_goes_in_parts(monkeypatch:
         case.post.answer()
     assert named == whole, "no block is left behind when the row goes"
     assert [purge.rows for purge in case.post.proposed] == [[row]]
-    assert case.deletion._parts == {}
+    assert (case.deletion._deleted, case.deletion._answered) == ({}, {}), "nothing is remembered"
+
+
+def test_rows_are_purged_though_there_are_more_than_are_remembered(monkeypatch: pytest.MonkeyPatch):
+    """What was deleted was forgotten before the walk came round: beyond 10,000 rows none was ever purged."""
+    monkeypatch.setattr(block_deletion, "MAX_ROWS", 4)
+    monkeypatch.setattr(block_deletion, "MAX_DONE", 5)
+    case = Case()
+    for number in range(30):
+        case.key(f"k{number:02}")
+    until_purged(case, 20)
+    assert case.rows() == []
+    case.turn()
+    assert (case.deletion._deleted, case.deletion._answered) == ({}, {})
+
+
+def test_rows_of_a_pipeline_that_nobody_follows_do_not_keep_others_from_being_purged(monkeypatch: pytest.MonkeyPatch):
+    """A datanode that is down keeps more rows than are remembered; the others go, and these once it is back."""
+    monkeypatch.setattr(block_deletion, "MAX_ROWS", 4)
+    monkeypatch.setattr(block_deletion, "MAX_DONE", 5)
+    case = Case()
+    for number in range(20):
+        case.key(f"a{number:02}")  # on all three pipelines
+    for number in range(20):
+        case.key(f"b{number:02}", 1)
+    case.following.discard(2)
+    until_purged(case, 40)
+    left = [tables.decode_key(value) for value in case.world.tables.tables[DELETED_TABLE].values()]
+    assert {info.key for info in left} >= {f"a{number:02}" for number in range(20)}
+    assert all(any(block.container_id & 255 == 2 for block in info.blocks) for info in left)
+    case.following.add(2)
+    until_purged(case, 60)
+    assert case.rows() == []
+
+
+def test_a_purge_that_is_not_proposed_is_proposed_in_the_next_turn(monkeypatch: pytest.MonkeyPatch):
+    case = Case()
+    case.key("a")
+    case.turn()
+    case.post.answer()
+    with monkeypatch.context() as patch:
+        patch.setattr(case.post, "propose", lambda *_: False)
+        case.turn()
+    case.turn()
+    assert case.post.sent == [], "no block is deleted again"
+    assert [purge.rows for purge in case.post.proposed] == [case.rows()]
+
+
+def test_what_has_gone_meanwhile_is_forgotten():
+    """Another leader has purged the row."""
+    case = Case()
+    case.key("a")
+    case.turn()
+    case.post.answer()
+    case.world.tables.tables[DELETED_TABLE].clear()
+    case.turn()
+    assert (case.deletion._deleted, case.deletion._answered, case.post.proposed) == ({}, {}, [])

@@ -188,13 +188,27 @@ def test_an_accepted_message_without_an_effect_is_sent_again_later(case: Case):
 
 
 def test_what_it_remembers_is_bounded(case: Case, monkeypatch: pytest.MonkeyPatch):
-    """When it has too much to remember it forgets all: some messages are repeated too early, which does no harm."""
+    """Beyond the limit it forgets what is due first: a copy that was begun is not begun once more elsewhere."""
     monkeypatch.setattr(placement_loop, "MAX_REMEMBERED", 2)
-    created(case).turn()
-    case.cluster.follows["dn1"].clear()
-    case.cluster.follows["dn3"].clear()
+    member = case.refresh().member("dn1")
+    for key in (("fetch", 256, "dn1"), ("open", 0, 1, "dn1"), ("open", 1, 1, "dn1"), ("open", 2, 1, "dn1")):
+        assert case.loop._tell(key, member, None)
+    assert case.loop._fetching() == {(256, "dn1")}
+    assert not case.loop._tell(("open", 2, 1, "dn1"), member, None), "it was told last"
+    assert case.loop._tell(("open", 0, 1, "dn1"), member, None), "it was told first"
+
+
+def test_a_message_that_the_courier_has_no_room_for_is_not_taken_for_sent(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such messages filled the memory, and copies under way were forgotten with it."""
+    created(case)
+    with monkeypatch.context() as patch:
+        patch.setattr(case, "send", lambda *_, **__: False)
+        case.turn()
+    assert case.loop._not_before == {}
     case.turn()
-    assert case.kinds(OpenPipeline) == ["dn1"], "dn3 was told last, and is remembered"
+    assert case.kinds(OpenPipeline) == ["dn1", "dn2", "dn3"]
 
 
 def test_a_pipeline_of_a_dead_member_is_retired_and_closed_on_the_others(case: Case):

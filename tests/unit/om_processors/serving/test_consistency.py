@@ -229,3 +229,18 @@ def test_a_leader_that_is_not_there_is_named(case: Case):
     case.replica.position.leader, case.replica.position.address = "om2", f"127.0.0.1:{port}"
     with pytest.raises(NotReadable, match="shard 0: om2 does not answer"):
         case.ready(LINEARIZABLE)
+
+
+ODD: list[Any] = [{}, {"offset": 10}, {"offset": "10", "hash": HASH.hex()}, {"offset": 10, "hash": 7}, [10], "x", None]
+
+
+@pytest.mark.parametrize("body", [*ODD, {"offset": 10, "hash": "xy"}, {"offset": 10, "hash": "abc"}])
+@pytest.mark.parametrize("status", [200, 503])
+def test_an_odd_answer_of_the_leader_is_no_index(case: Case, body: Any, status: int):
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response(body, status=status)
+
+    with pytest.raises(NotReadable, match=f"shard 0: om2 answers {status} and .*, which is no read index") as refused:
+        ask_another(case, answer)
+    assert refused.value.code == "NO_LEADER"
+    assert case.asked == []

@@ -26,6 +26,7 @@ from tests.support.local.secret import SECRET
 from tests.support.om.dict_transaction import DictTables
 from tests.support.om.fleets import TIMEOUT_MS, SmallCluster, container
 from tests.support.om.om_world import World
+from transport.waiting.deadline import Deadline
 from transport.web.http_guard import HttpGuard
 
 SHARDS = 2
@@ -88,7 +89,7 @@ class Case:
         if shard in self.flagged:
             raise NotReadable("REPLICA_FLAGGED", f"shard {shard}")
 
-    async def own_read_index(self, shard: int) -> tuple[int, str]:
+    async def own_read_index(self, shard: int, _: Deadline) -> tuple[int, str]:
         return 40 + shard, "hash"
 
     def get(self, page: Callable[..., Awaitable[Answer]], query: dict[str, str] | None = None, **parts: str) -> Answer:

@@ -3,14 +3,15 @@
 import pytest
 from crc32c import crc32c
 
-from producers.blocks.block_stream import PacketStream
+from producers.blocks import block_stream
+from producers.blocks.block_stream import REPEATS_PATIENCE, PacketStream
 from producers.blocks.core.stream_window import Packet
 from producers.errors import DatanodeError
 from schemas.codecs.codec import decode, encode
 from schemas.records.datanode import BlockCommitted, OpenStream, PutBlock, StreamError
 from schemas.records.packets import HEADER_BYTES, Kind, decode_header, encode_frame
-from schemas.stream_errors import BAD_FRAME, OVERLOADED
-from tests.support.local.waiting import eventually
+from schemas.stream_errors import BAD_FRAME, OVERLOADED, TIMED_OUT
+from tests.support.local.waiting import deadlines_by, eventually
 
 STREAM = 77
 OPENING = OpenStream(
@@ -108,6 +109,62 @@ def test_a_stream_ends_with_the_acknowledgement_of_its_end_and_tells_all_before_
     assert (header.kind, header.stream, header.sequence, header.offset) == (Kind.END, STREAM, 2, 9)
     assert (decode(payload) if payload else None) == commit
     assert told == [7, 9, 9]
+
+
+def hear_repeats(stream, peer):
+    while True:
+        peer.say(acknowledgement(7))
+        stream.acknowledged(wait=True)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_primary_that_repeats_its_acknowledgement_for_too_long_is_left(talks, monkeypatch, ends):
+    """Each of them was a sign of life: it held a writer for ever."""
+    clock = Clock()
+    monkeypatch.setattr(block_stream, "Deadline", deadlines_by(clock))
+    connection, peer = talks()
+    stream = PacketStream(connection, OPENING, stream=STREAM, silence_ms=10_000)
+    peer.say(acknowledgement(5))
+    stream.begin(5)
+    stream.send([packet(5, b"abcd")])
+    limit_s = REPEATS_PATIENCE * 10.0
+    clock.now_s = limit_s - 1
+    for offset in (5, 7):  # news are waited for anew
+        peer.say(acknowledgement(offset))
+        assert stream.acknowledged(wait=True) == offset
+    real = connection.receive_patiently
+
+    def receive(timeout_ms):
+        clock.now_s += limit_s / 4
+        return real(timeout_ms)
+
+    monkeypatch.setattr(connection, "receive_patiently", receive)
+    if ends:
+        peer.say(acknowledgement(7) * 10)
+    with pytest.raises(DatanodeError, match="acknowledged nothing behind 7 for too long") as caught:
+        stream.end(9, None, lambda _: None) if ends else hear_repeats(stream, peer)
+    assert caught.value.status == TIMED_OUT
+
+
+def test_a_primary_that_owes_nothing_may_say_nothing_new(talks, monkeypatch):
+    """Whoever writes may rest as long as he likes."""
+    clock = Clock()
+    monkeypatch.setattr(block_stream, "Deadline", deadlines_by(clock))
+    connection, peer = talks()
+    stream = PacketStream(connection, OPENING, stream=STREAM, silence_ms=10_000)
+    peer.say(acknowledgement(5))
+    stream.begin(5)
+    clock.now_s += 10 * REPEATS_PATIENCE * 10.0
+    stream.send([packet(5, b"ab")])
+    peer.say(acknowledgement(5))
+    assert stream.acknowledged(wait=True) == 5
 
 
 @pytest.mark.parametrize("payload", [b"no record", b"?"])

@@ -586,7 +586,26 @@ def test_only_so_many_lookups_wait(story: Story, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(direct_transport, "MAX_WAITING_LOOKUPS", 2)
     transport = story.led()
     found = [transport.look_up(READ, 0) for _ in range(3)]
-    assert [one is not None for one in found] == [True, True, False]
+    first, *others = [one for one in found if one is not None]
+    assert str(first.exception(0)) == "2 later lookups wait", "its caller asks over HTTP"
+    assert [one.done() for one in others] == [False, False]
+    assert len(transport._lookups) == 2
+
+
+def test_a_lookup_that_its_caller_gives_up_is_awaited_no_longer(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They filled the table for good, and every later lookup went over HTTP."""
+    monkeypatch.setattr(direct_transport, "MAX_WAITING_LOOKUPS", 2)
+    transport = story.led()
+    found = [transport.look_up(READ, 0) for _ in range(2)]
+    for one in found:
+        assert one is not None
+        assert one.cancel()
+    assert transport._lookups == {}
+    asked = [transport.look_up(READ, 0) for _ in range(2)]
+    for _ in range(4):  # what comes late, for those that were given up, is dropped
+        story.first.say(door_frame(DoorKind.ROWS, encode(ROWS), number=story.first.hear().number))
+    story.until(lambda: all(one is not None and one.done() for one in asked))
+    assert [one.result(0) for one in asked if one is not None] == [ROWS, ROWS]
 
 
 def test_a_lookup_that_no_frame_holds_is_not_asked_and_not_awaited(story: Story) -> None:

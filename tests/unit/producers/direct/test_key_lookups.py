@@ -23,6 +23,7 @@ class Door:
     def __init__(self, outcome: DoorRows | Exception | None) -> None:
         self.outcome = outcome
         self.asked: list[tuple[object, ...]] = []
+        self.answers: list[Future[DoorRows]] = []
 
     def __call__(
         self, volume: str, bucket: str, keys: Sequence[str], consistency: str, *, with_bytes: bool = False,
@@ -32,6 +33,7 @@ class Door:
         if self.outcome is None:
             return None
         answer: Future[DoorRows] = Future()
+        self.answers.append(answer)
         if isinstance(self.outcome, DoorRows):
             answer.set_result(self.outcome)
         elif not isinstance(self.outcome, TimeoutError):
@@ -100,3 +102,10 @@ def test_any_other_refusal_is_final(status: str) -> None:
 def test_without_an_answer_http_is_asked(failure: Exception | None) -> None:
     assert rows_of(Door(failure), "v", "b", ["x"], "stale", 0.0) is None
     assert page_of(Door(failure), "v", "b", PAGE, "stale", 0.0) is None
+
+
+def test_a_lookup_that_is_not_answered_in_time_is_given_up() -> None:
+    door = Door(TimeoutError())
+    assert rows_of(door, "v", "b", ["x"], "stale", 0.0) is None
+    assert page_of(door, "v", "b", PAGE, "stale", 0.0) is None
+    assert [one.cancelled() for one in door.answers] == [True, True]

@@ -27,6 +27,7 @@ from schemas.result_codes import (
     QUOTA_EXCEEDED,
     REQUEST_TOO_LARGE,
 )
+from schemas.small_objects import MAX_INLINE_BYTES
 from tests.support.sdk.datanodes import KIB
 from tests.support.sdk.memory import MemoryCluster, client_to
 from tests.support.sdk.nodes import Node
@@ -273,6 +274,16 @@ def test_metadata_that_leaves_no_room_goes_with_the_key_to_datanodes(world):
     write(world, b"x" * 10 * KIB, metadata=metadata)
     assert sent(world) == ["PutKey", "CreateKey", "CommitKey"]
     assert (world.get(), world.key().metadata) == (b"x" * 10 * KIB, metadata)
+    write(world, b"x" * 10 * KIB, key="next")
+    assert sent(world, "next") == ["PutKey"], "nothing is remembered that holds of one key alone"
+
+
+def test_a_key_that_no_request_holds_says_nothing_of_others(world):
+    with pytest.raises(RequestFailed) as refused:
+        write(world, b"x", metadata={"k": "v" * 2 * 1024 * KIB})
+    assert refused.value.status == REQUEST_TOO_LARGE
+    write(world, b"x", key="next")
+    assert sent(world, "next") == ["PutKey"]
 
 
 def test_an_exception_in_the_block_leaves_no_key(world):
@@ -482,12 +493,14 @@ def test_put_key_takes_bytes_alone(world):
 def test_a_refusal_is_remembered_for_a_while():
     limit = InlineLimit()
     assert limit.bytes_at(LIMIT, 0.0) == LIMIT
-    limit.on_refused(WayLeft.NO_ROWS, 5, 10.0)
+    limit.on_refused(WayLeft.NO_ROWS, 5, 2 * MAX_INLINE_BYTES, 10.0)
     assert limit.bytes_at(LIMIT, 10.0) == limit.bytes_at(LIMIT, 9.9 + ASK_AGAIN_S) == 0
     assert limit.bytes_at(LIMIT, 10.0 + ASK_AGAIN_S) == LIMIT
-    limit.on_refused(WayLeft.ROW_TOO_LARGE, 5000, 100.0)
+    limit.on_refused(WayLeft.ROW_TOO_LARGE, 5000, 10, 100.0)
     assert (limit.bytes_at(LIMIT, 101.0), limit.bytes_at(100, 101.0)) == (4999, 100)
-    limit.on_refused(WayLeft.ROW_TOO_LARGE, 0, 100.0)
+    limit.on_refused(WayLeft.ROW_TOO_LARGE, 5, MAX_INLINE_BYTES, 100.0)
+    assert limit.bytes_at(LIMIT, 101.0) == 4999, "it was refused for its metadata"
+    limit.on_refused(WayLeft.ROW_TOO_LARGE, 0, MAX_INLINE_BYTES, 100.0)
     assert limit.bytes_at(LIMIT, 101.0) == 0
 
 

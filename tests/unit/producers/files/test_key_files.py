@@ -627,3 +627,26 @@ def test_the_same_awaited(make):
     assert ("v", "b", "none") not in world.cluster.keys
     for number in range(20):
         assert world.get(f"/v/b/many{number}") == data[: number * KIB]
+
+
+def test_neither_closing_an_asyncio_client_nor_its_loop_waits_for_a_file_beyond_the_deadline(make):
+    """The end of a file that hangs was waited for by the loop, and by the exit, after the client was closed."""
+    world = make(commit_timeout_ms=600_000, watch_timeout_ms=600_000)
+    for node in world.nodes.values():
+        node.pipelines.deaf = True
+
+    async def run():
+        client = AsyncClient("memory:0", read_from=[world.om.address], open_pipeline=lambda _: world.client.pipeline,
+                             streams=world.options)  # fmt: skip
+        await client.connect()
+        file = await client.open("/v/b/k", "wb")
+        await file.write(some_bytes(100 * KIB))
+        closing = asyncio.create_task(file.close())
+        await asyncio.sleep(0.1)
+        await client.close(timeout_ms=100)
+        return closing
+
+    closing = asyncio.run(run())
+    assert closing.cancelled(), "the file's close had not ended"
+    for node in world.nodes.values():
+        node.pipelines.deaf = False
