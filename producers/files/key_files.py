@@ -102,12 +102,13 @@ def open_file(
             # Row and tokens of one moment: the key may just have been replaced.
             view, data, grant = reads.key_to_read(*place, consistency=consistency, with_bytes=True)
     info = view.info
-    if data is not None:
-        return KeyInput(InlineReader(data), path, info)
+    if info.inline:
+        return KeyInput(InlineReader(data or b""), path, info)
     tokens = streams.tokens_to_read(place)
     if grant is not None:
         tokens.take(grant)
-    return KeyInput(KeyReader(streams, info.blocks, options=options, tokens=tokens), path, info)
+    reader = KeyReader(streams, info.blocks, options=options, tokens=tokens, size=info.size, name=path)
+    return KeyInput(reader, path, info)
 
 
 class KeyOutput(io.BufferedIOBase):
