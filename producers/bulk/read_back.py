@@ -79,9 +79,11 @@ def read_back(
             replicas = _replicas(client, info)
             found.keys += 1
             if replicas is not None:
-                found.fewest_replicas = min(replicas, found.fewest_replicas or replicas)
+                fewest = found.fewest_replicas
+                found.fewest_replicas = replicas if fewest is None else min(replicas, fewest)
             found.inline += info.inline
-            for replica in range(1 if info.inline else replicas or 0):
+            # A key that has bytes and names nobody who has them is read once, to be found wrong.
+            for replica in range(1 if info.inline else replicas or min(info.size, 1)):
                 pending.add(pool.submit(_read, client, info, replica, found, lock))
             if len(pending) > 4 * readers:
                 done, pending = wait(pending, return_when=FIRST_COMPLETED)
@@ -115,7 +117,7 @@ def _reader(client: Client, info: KeyInfo, replica: int) -> KeyReader | InlineRe
         _, data = client.reads.key_with_bytes(info.volume, info.bucket, info.key)
         return InlineReader(data or b"")
     tokens = client.streams.tokens_to_read((info.volume, info.bucket, info.key))
-    return KeyReader(client.streams, info.blocks, replica=replica, tokens=tokens)
+    return KeyReader(client.streams, info.blocks, replica=replica, tokens=tokens, size=info.size)
 
 
 def _read(client: Client, info: KeyInfo, replica: int, found: ReadBack, lock: threading.Lock) -> None:

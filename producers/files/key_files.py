@@ -13,12 +13,14 @@ such a close commits nothing while an exception is raised or handled: the end of
 from __future__ import annotations
 
 import io
+import operator
 import os
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 
 from producers.blocks.core.write_ways import KeyMoment, KeyWay, key_way
 from producers.blocks.stream_options import StreamOptions
@@ -31,13 +33,18 @@ from producers.reads.read_views import TokenGrant
 from producers.reads.reads import CONSISTENCIES, DEFAULT_CONSISTENCY, Consistency, Reads
 from producers.requests import arguments
 from producers.requests.keys import Requester
+from schemas.records.packets import CELL_BYTES
 from schemas.records.rows import BlockLocation, KeyInfo
 from transport.processes import begins_anew_in_forks, this_process
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-PEEK_BYTES = 1
+T = TypeVar("T")
+Found = TypeVar("Found")
+
+BUFFER_BYTES = CELL_BYTES
+"""Bytes of a key that is read, at most, that its file keeps to give lines and small parts from."""
 
 
 def split_path(path: str) -> tuple[str, str, str]:
@@ -103,19 +110,20 @@ def open_file(
             # Row and tokens of one moment: the key may just have been replaced.
             view, data, grant = reads.key_to_read(*place, consistency=consistency, with_bytes=True)
     info = view.info
-    if data is not None:
-        return KeyInput(InlineReader(data), path, info)
+    if info.inline:
+        return KeyInput(InlineReader(data or b""), path, info)
     tokens = streams.tokens_to_read(place)
     if grant is not None:
         tokens.take(grant)
-    return KeyInput(KeyReader(streams, info.blocks, options=options, tokens=tokens), path, info)
+    reader = KeyReader(streams, info.blocks, options=options, tokens=tokens, size=info.size, name=path)
+    return KeyInput(reader, path, info)
 
 
 class KeyOutput(io.BufferedIOBase):
-    """A key that is being written, as a binary file; for one thread at a time, in the process that opened it.
+    """A key that is being written, as a binary file, in the process that opened it.
 
-    In a process that is forked meanwhile, each use raises RequestFailed (WRONG_PROCESS), and nothing becomes of the key
-    there: it is the first process's.
+    Threads may share it: each of their writes is whole. In a process that is forked meanwhile, each use raises
+    RequestFailed (WRONG_PROCESS), and nothing becomes of the key there: it is the first process's.
 
     >>> with client.open("/vol1/bucket1/a.txt", "wb") as file:  # doctest: +SKIP
     ...     file.write(b"hello")
@@ -128,6 +136,8 @@ class KeyOutput(io.BufferedIOBase):
         self._writer = writer
         self._process = this_process()
         self._is_ours = True
+        self._lock = threading.RLock()
+        """Held by the thread that is in the writer."""
         self.name = name
         """Path of the key."""
         self.mode = "wb"
@@ -141,34 +151,38 @@ class KeyOutput(io.BufferedIOBase):
     def begin_anew(self) -> None:
         """Refuse in a forked process."""
         self._is_ours = False
+        self._lock = threading.RLock()
 
     def writable(self) -> bool:
         """Return True."""
+        self._check()
         return True
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write all of ``data`` and return its length; waits while too many bytes are on their way."""
-        self._check()
-        given = data if isinstance(data, bytes | bytearray | memoryview) else memoryview(data)
-        return self._writer.write(given)
+        with self._lock:
+            self._check()
+            given = data if isinstance(data, bytes | bytearray | memoryview) else memoryview(data)
+            return self._writer.write(given)
 
     def flush(self) -> None:
         """Return once all datanodes have the bytes written so far. They are not committed: see :meth:`hsync`.
 
         Whoever flushes bytes has them on datanodes, also those of a small key.
         """
-        # Closing a file flushes it once more.
-        if not self._finishing:
+        with self._lock:
             self._check()
-            self._writer.flush()
+            if not self._finishing:  # Python's close flushes once more
+                self._writer.flush()
 
     def hsync(self) -> None:
         """Return once the bytes written so far are committed, and verified and stored by all replicas or a majority.
 
         >>> file.hsync()  # doctest: +SKIP
         """
-        self._check()
-        self._writer.hsync()
+        with self._lock:
+            self._check()
+            self._writer.hsync()
 
     def tell(self) -> int:
         """Return the bytes written so far."""
@@ -199,6 +213,10 @@ class KeyOutput(io.BufferedIOBase):
 
         After a failed write, close commits nothing and raises, each time. Otherwise closing again does nothing.
         """
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
         if self._undecided:
             return
         if not self._is_ours:
@@ -222,14 +240,20 @@ class KeyOutput(io.BufferedIOBase):
         super().close()
 
     def abort(self) -> None:
-        """Close without committing: the key stays as it was before, or absent.
+        """Close without committing: the key stays as it was before, or absent. A write that is under way fails.
 
         >>> file.abort()  # doctest: +SKIP
         """
-        self._undecided = False
-        if self._is_ours:
-            self._writer.abort()
-        self._finish()
+        if not self._lock.acquire(blocking=False):
+            self.interrupt(f"{self.name} was aborted")
+            self._lock.acquire()
+        try:
+            self._undecided = False
+            if self._is_ours:
+                self._writer.abort()
+            self._finish()
+        finally:
+            self._lock.release()
 
     def __enter__(self) -> Self:
         """Return the file itself."""
@@ -265,6 +289,10 @@ class KeyOutput(io.BufferedIOBase):
         self._check_process()
         self._writer.interrupt(reason)
 
+    def __reduce__(self) -> NoReturn:
+        """Raise TypeError: no copy of an open file can write the same key."""
+        raise TypeError(f"{self.name} is an open file, which cannot be pickled or copied")
+
     def _check(self) -> None:
         if self.closed:
             raise ValueError(f"{self.name} is closed")
@@ -276,8 +304,12 @@ class KeyOutput(io.BufferedIOBase):
             raise wrong_process(f"{self.name} is being written", self._process, this_process(), instead)
 
 
-class KeyInput(io.BufferedIOBase):
-    """A key's bytes as a binary file; for one thread at a time. It reads the key as it was when it was opened.
+class KeyInput(io.BufferedReader):
+    """A key's bytes as a binary file, which reads the key as it was when it was opened.
+
+    A read that fails does not move. After a line that failed the file is nowhere until it is told where to go on
+    (:meth:`seek`). Threads may share it: they take turns, and share one position, which :meth:`pread` neither uses nor
+    moves. Lines alone are for one thread: Python's ``readline`` loses bytes if another thread reads meanwhile.
 
     >>> with client.open("/vol1/bucket1/a.txt") as file:  # doctest: +SKIP
     ...     file.seek(6)
@@ -286,14 +318,23 @@ class KeyInput(io.BufferedIOBase):
     """
 
     def __init__(self, reader: KeyReader | InlineReader, name: str, info: KeyInfo | None = None) -> None:
-        super().__init__()
+        self._unbuffered = _UnbufferedKey(reader, name)
         self._reader = reader
-        self._offset = 0
-        self.name = name
-        """Path of the key."""
-        self.mode = "rb"
+        super().__init__(self._unbuffered, max(min(reader.size, BUFFER_BYTES), 1))
+        self._lock = threading.RLock()
+        """Held by the thread that uses the position."""
+        self._process = this_process()
+        self._is_stuck = False
+        """Whether another thread read at the fork that made this process: Python's buffer stays locked then."""
         self.info = info
         """The key's row: size, metadata, blocks."""
+        begins_anew_in_forks(self)
+
+    def begin_anew(self) -> None:
+        """Go on in a forked process, or refuse there if another thread was reading."""
+        self._is_stuck |= not self._lock.acquire(blocking=False)
+        self._lock = threading.RLock()
+        self._unbuffered.begin_anew()
 
     @property
     def size(self) -> int:
@@ -305,85 +346,191 @@ class KeyInput(io.BufferedIOBase):
         """How often another replica had to be asked."""
         return self._reader.failovers
 
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return ``size`` bytes, fewer only at the end; all that are left if ``size`` is negative or None."""
+        return self._or_stay(super().read, size)
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """Return the bytes of one packet, or of the buffer, ``size`` bytes at most."""
+        return self._or_stay(super().read1, size)
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Fill a buffer and return the number of bytes, fewer than its length only at the end."""
+        return self._or_stay(super().readinto, buffer)
+
+    def readinto1(self, buffer: WriteableBuffer, /) -> int:
+        """As :meth:`readinto`, but with the bytes of one packet, or of the buffer, at most."""
+        return self._or_stay(super().readinto1, buffer)
+
+    def _or_stay(self, read: Callable[[T], Found], wanted: T) -> Found:
+        """Read, and move back if that fails: Python's buffer drops what it had read until then."""
+        with self._lock:
+            self._check_process()
+            at = self.tell()
+            try:
+                return read(wanted)
+            except BaseException:
+                if not self.closed:
+                    self.seek(at)
+                raise
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Move to another offset, which may lie beyond the end, and return it."""
+        with self._lock:
+            self._check_process()
+            if whence == os.SEEK_CUR:
+                self.tell()
+            was_lost, self._unbuffered.is_lost = self._unbuffered.is_lost, False
+            try:
+                return super().seek(offset, whence)
+            except BaseException:
+                self._unbuffered.is_lost = was_lost
+                raise
+
+    def detach(self) -> NoReturn:
+        """Raise UnsupportedOperation: nothing below the file can be used without it."""
+        raise io.UnsupportedOperation("detach")
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Return ``size`` bytes from ``offset`` on without moving; fewer only at the end.
+
+        Raises ValueError if one of them is negative.
+
+        >>> file.pread(5, 1_000_000)  # doctest: +SKIP
+        b'bytes'
+        """
+        return self._unbuffered.pread(size, offset)
+
+    def close(self) -> None:
+        """Close the file's connections."""
+        if not self._is_stuck:
+            super().close()
+
+    def _check_process(self) -> None:
+        if self._is_stuck:
+            raise wrong_process(
+                f"{self.name} was being read", self._process, this_process(), "open the key again in this process"
+            )
+
+
+class _UnbufferedKey(io.RawIOBase):
+    """A key's bytes, with a position; Python's own buffer over it makes a file of them.
+
+    One thread at a time is in the reader, which has one packet and one connection: the others wait.
+    """
+
+    def __init__(self, reader: KeyReader | InlineReader, name: str) -> None:
+        super().__init__()
+        self._reader = reader
+        self._offset = 0
+        self.is_lost = False
+        """Whether a read has failed, so that nobody knows what Python's buffer had taken until then."""
+        self._turn = _OneReads(name)
+        self.name = name
+        """Path of the key."""
+        self.mode = "rb"
+
+    def begin_anew(self) -> None:
+        """Have a turn of this process, after a fork."""
+        self._turn = _OneReads(self.name)
+
     def readable(self) -> bool:
         """Return True."""
+        self._check()
         return True
 
     def seekable(self) -> bool:
         """Return True."""
+        self._check()
         return True
 
     def tell(self) -> int:
-        """Return the offset of the next byte."""
+        """Return the offset of the next byte; raises ValueError if nobody knows it."""
         self._check()
+        if self.is_lost:
+            raise ValueError(f"a read of {self.name} has failed: seek to where to go on")
         return self._offset
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         """Move to another offset, which may lie beyond the end, and return it."""
         self._check()
-        bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self.size}
+        bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._reader.size}
         if whence not in bases:
             raise ValueError(f"whence must be 0, 1 or 2, not {whence}")
-        if bases[whence] + offset < 0:
-            raise ValueError(f"offset {bases[whence] + offset} lies before the key")
-        self._offset = bases[whence] + offset
-        return self._offset
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill a buffer and return the number of bytes, fewer than its length only at the end."""
-        self._check()
-        count = self._reader.read_into(memoryview(buffer).cast("B"), self._offset)
-        self._offset += count
-        return count
-
-    def readinto1(self, buffer: WriteableBuffer, /) -> int:
-        """As :meth:`readinto`, but with the bytes of one packet at most."""
-        part = self.read1(memoryview(buffer).nbytes)
-        memoryview(buffer).cast("B")[: len(part)] = part
-        return len(part)
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Return ``size`` bytes, fewer only at the end; all that are left if ``size`` is negative or None."""
-        self._check()
-        left = max(self.size - self._offset, 0)
-        wanted = left if size is None or size < 0 else min(size, left)
-        buffer = bytearray(wanted)
-        return bytes(memoryview(buffer)[: self.readinto(buffer)])
-
-    def read1(self, size: int = -1, /) -> bytes:
-        """Return the bytes of one packet, ``size`` bytes at most."""
-        self._check()
-        if self._offset >= self.size or size == 0:
-            return b""
-        part = self._reader.next_bytes(self._offset, size if size > 0 else 1)
-        found = bytes(part[:size] if size > 0 else part)
-        self._offset += len(found)
+        found = bases[whence] + operator.index(offset)
+        if found < 0:
+            raise ValueError(f"offset {found} lies before the key")
+        self._offset = found
         return found
 
-    def peek(self, size: int = 0, /) -> bytes:
-        """Return some bytes without moving."""
-        del size
-        self._check()
-        if self._offset >= self.size:
-            return b""
-        return bytes(self._reader.next_bytes(self._offset, PEEK_BYTES))
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Fill a buffer with bytes of one packet; return their number, 0 only at the end."""
+        view = memoryview(buffer).cast("B")
+        with self._turn:
+            part = self._part(len(view))
+        view[: len(part)] = part
+        return len(part)
+
+    def readall(self) -> bytes:
+        """Return all bytes that are left."""
+        with self._turn:
+            return b"".join(iter(lambda: self._part(self._reader.size), b""))
+
+    def _part(self, wanted: int) -> memoryview:
+        """Return the bytes that follow in one packet, ``wanted`` at most, and move behind them."""
+        wanted = min(wanted, self._reader.size - self.tell())
+        if wanted <= 0:
+            return memoryview(b"")
+        try:
+            part = self._reader.next_bytes(self._offset, wanted)[:wanted]
+        except BaseException:
+            self.is_lost = True
+            raise
+        self._offset += len(part)
+        return part
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Return ``size`` bytes from ``offset`` on without moving; fewer only at the end.
-
-        >>> file.pread(5, 1_000_000)  # doctest: +SKIP
-        b'bytes'
-        """
-        self._check()
-        buffer = bytearray(max(min(size, self.size - offset), 0))
-        return bytes(memoryview(buffer)[: self._reader.read_into(memoryview(buffer), offset)])
+        """As :meth:`KeyInput.pread`."""
+        size, offset = operator.index(size), operator.index(offset)
+        if size < 0 or offset < 0:
+            raise ValueError(f"{size} bytes at offset {offset} of {self.name}: neither may be negative")
+        with self._turn:
+            self._check()
+            buffer = bytearray(max(min(size, self._reader.size - offset), 0))
+            return bytes(memoryview(buffer)[: self._reader.read_into(memoryview(buffer), offset)])
 
     def close(self) -> None:
         """Close the reader's connections."""
-        if not self.closed:
-            self._reader.close()
-            super().close()
+        with self._turn:
+            if not self.closed:
+                self._reader.close()
+                super().close()
 
     def _check(self) -> None:
         if self.closed:
             raise ValueError(f"{self.name} is closed")
+
+
+class _OneReads:
+    """Lets one thread in at a time; the others wait. Within it, the same thread is refused.
+
+    A signal's handler that reads the file whose read it interrupted would take bytes for the outer read's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._lock = threading.RLock()
+        self._within = False
+        self._name = name
+
+    def __enter__(self) -> None:
+        """Wait for the turn; raises RuntimeError."""
+        self._lock.acquire()
+        if self._within:
+            self._lock.release()
+            raise RuntimeError(f"{self._name} is used while this thread reads it")
+        self._within = True
+
+    def __exit__(self, *_: object) -> None:
+        """End the turn."""
+        self._within = False
+        self._lock.release()

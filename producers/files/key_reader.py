@@ -4,10 +4,11 @@ What belongs here: the choice of the block and the replica from which a byte is 
 
 1. Replicas are asked in order of nearness; the one that answered last is asked first. If no member of the block's
    pipeline can answer, the container's other present holders are asked too.
-2. Bytes arrive in packets of whole checksum cells. Each cell's CRC32C is in its committed row, and is verified here.
-   The next replica is asked if one has not applied the committed index of the key's block, lacks bytes, fails, or sends
-   damaged bytes, also in the middle of a read. After MAX_ROUNDS of all replicas the last error is raised. A replica
-   that cannot be reached may have moved, so the Object Manager is asked.
+2. Bytes arrive in packets of whole checksum cells, of the size with which the block was written. Each packet goes on
+   where the one before ended, so each brings new bytes, and none is left out. The next replica is asked if one has not
+   applied the committed index of the key's block, lacks bytes, fails, or sends damaged bytes, also in the middle of a
+   read. After MAX_ROUNDS of all replicas the last error is raised. A replica that cannot be reached may have moved, so
+   the Object Manager is asked.
 3. A replica whose block is unhealthy refuses the whole block, so the healthy replicas are read. If none is left, the
    replicas that refused are asked for their good cells (SalvageBlock), each up to its first bad cell; then all are
    asked anew for what lies behind that. No replica is remembered as bad: each may be the only one with a later cell.
@@ -17,6 +18,7 @@ What belongs here: the choice of the block and the replica from which a byte is 
    one after LOOK_MS of silence), or that says HELLO and sends nothing for LEAVE_MS. Who is known to be silent
    (``Datanodes.silent``, decision 0082), and whom this reader left, is asked last. The last one to be asked is waited
    for as long as a datanode may be silent.
+6. A row that does not add up is refused before its first byte is read (``core/key_blocks``).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from producers.blocks.core.topology import nearest_first
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import DatanodeError, RequestFailed
+from producers.files.core.key_blocks import check_blocks
 from producers.files.key_streams import KeyStreams
 from producers.waiting import SlowWait
 from schemas.conversation.conversation import Event
@@ -41,6 +44,7 @@ from schemas.stream_errors import BAD_FRAME, CHECKSUM_MISMATCH, NOT_COMMITTED, T
 from transport.datanodes.connection import PROBE_TIMEOUT_MS, DatanodeConnection
 from transport.processes import begins_anew_in_forks
 from transport.waiting.core.backoff import Backoff
+from transport.waiting.deadline import Deadline
 
 MAX_ROUNDS = 3
 PAUSES = Backoff(first_s=0.1, last_s=0.2)
@@ -50,7 +54,7 @@ FIRST_READ_BYTES = 4 * CELL_BYTES
 DAMAGED = frozenset({NOT_COMMITTED, CHECKSUM_MISMATCH})
 """The error of a replica that refuses a block of which it may have other, good bytes."""
 DRAIN_BYTES = 4 * CELL_BYTES
-"""If no more of an answer is left than this, the answer is read to its end, so that its connection can be kept."""
+"""If no more of an answer is left than this, the rest is read, for END_MS, so that its connection can be kept."""
 LOOK_MS = 1_000
 """A replica that is silent for this long is asked for a HELLO on another connection, while it is waited for."""
 END_MS = LOOK_MS
@@ -65,24 +69,25 @@ LEAVE_MS = 8_000
 class KeyReader:
     """Reads the bytes of ``blocks``, which follow one another; for one thread at a time.
 
-    Methods raise DatanodeError if no replica of a block can give its bytes, RequestFailed if the key says that the
-    block was never written.
+    It raises RequestFailed if the blocks do not add up. Methods raise DatanodeError if no replica of a block can give
+    its bytes, RequestFailed if the key says that the block was never written.
     """
 
     def __init__(
         self, streams: KeyStreams, blocks: Sequence[BlockLocation], *, options: StreamOptions | None = None,
-        replica: int | None = None, tokens: TokenSource = NO_TOKENS,
+        replica: int | None = None, tokens: TokenSource = NO_TOKENS, size: int | None = None, name: str = "the key",
     ) -> None:  # fmt: skip
         """Read with ``options``; ``tokens`` has what allows the blocks to be read.
 
-        ``replica`` is an index among a pipeline's members: with it, only that replica of each block is read.
+        ``size`` is that of the key (None: of the blocks), which errors call ``name``. ``replica`` is an index among a
+        pipeline's members: with it, only that replica of each block is read.
         """
         self._streams = streams
         self._replica = replica
         self._tokens = tokens
         self._options = options or streams.options
         self._blocks = list(blocks)
-        self.size = sum(block.length for block in self._blocks)
+        self.size = check_blocks(name, self._blocks, size)
         """Bytes of the key."""
         self._block: _BlockReader | None = None
         self.failovers = 0
@@ -130,6 +135,11 @@ class KeyReader:
             self._block = None
 
 
+def _cell_of(offset: int) -> int:
+    """Return where the usual cell of an offset begins: a request says no other."""
+    return offset - offset % CELL_BYTES
+
+
 class _BlockReader:
     """Reads one block."""
 
@@ -166,17 +176,23 @@ class _BlockReader:
 
     def next_bytes(self, offset: int, wanted: int) -> memoryview:
         """As :meth:`KeyReader.next_bytes`, within the block."""
-        if not 0 <= offset - self._packet_offset < len(self._packet):
+        if not self._has(offset):
             self._fetch(offset, wanted)
         return self._packet[offset - self._packet_offset :]
 
+    def _has(self, offset: int) -> bool:
+        return 0 <= offset - self._packet_offset < len(self._packet)
+
+    def _reads_on(self, offset: int) -> bool:
+        """Whether ``offset`` lies where the last answer has got to."""
+        return _cell_of(offset) <= self._next <= offset
+
     def _fetch(self, offset: int, wanted: int) -> None:
         """Get the packet in which ``offset`` lies, from any replica."""
-        cell = offset - offset % CELL_BYTES
         self._patience.begin()
         error: DatanodeError | None = None
-        if self._connection is not None and self._next == cell and cell < self._end:
-            error = self._try_receive(self._connection, cell)
+        if self._connection is not None and self._reads_on(offset) and offset < self._end:
+            error = self._try_receive(self._connection, offset)
             if error is None:
                 return
             self._failovers += 1
@@ -192,7 +208,7 @@ class _BlockReader:
             candidates = self._in_order(self._candidates(pipeline, attempt))
             for number, member in enumerate(candidates, start=1):
                 self._last_hope = number == len(candidates)
-                error = self._ask_where_it_is(pipeline, member, cell, offset + wanted, again=attempt > 0)
+                error = self._ask_where_it_is(pipeline, member, offset, wanted, again=attempt > 0)
                 if error is None:
                     return
                 self._patience.still(error)
@@ -200,16 +216,17 @@ class _BlockReader:
                     damaged.append(member)
             # A reader of one replica only checks whether that replica is whole.
             for member in damaged if self._replica is None else []:
-                error = self._ask(pipeline, member, cell, offset + wanted, salvage=True)
+                error = self._ask(pipeline, member, offset, wanted, salvage=True)
                 if error is None:
                     return
-        raise error or DatanodeError(NOT_COMMITTED, f"{pipeline.pipeline} has no members")
+        whom = "members" if self._replica is None else f"member {self._replica}"
+        raise error or DatanodeError(NOT_COMMITTED, f"{pipeline.pipeline} has no {whom}")
 
     def _candidates(self, pipeline: PipelineView, attempt: int) -> list[Member]:
         """Return the datanodes to ask: the members, and from the second attempt on the other holders too."""
         members = list(pipeline.members)
         if self._replica is not None:
-            return [members[self._replica]]
+            return members[self._replica :][:1]
         if attempt:
             known = {member.datanode for member in members}
             holders = self._streams.directory.holders(self.location.container_id)
@@ -217,7 +234,7 @@ class _BlockReader:
         return members
 
     def _ask_where_it_is(
-        self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int, *, again: bool
+        self, pipeline: PipelineView, member: Member, offset: int, wanted: int, *, again: bool
     ) -> DatanodeError | None:
         """As :meth:`_ask`, and once more if the datanode cannot be reached but the Object Manager knows a new address.
 
@@ -226,21 +243,21 @@ class _BlockReader:
         """
         directory = self._streams.directory
         now = next((one for one in directory.known(pipeline).members if one.datanode == member.datanode), member)
-        error = self._ask(pipeline, now, cell, wanted_end)
+        error = self._ask(pipeline, now, offset, wanted)
         if error is not None and error.status in NOT_REACHED:
             found = directory.whereabouts(pipeline, now, again=again)
             if found.address != now.address:
-                return self._ask(pipeline, found, cell, wanted_end)
+                return self._ask(pipeline, found, offset, wanted)
         return error
 
     def _ask(
-        self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int, *, salvage: bool = False
+        self, pipeline: PipelineView, member: Member, offset: int, wanted: int, *, salvage: bool = False
     ) -> DatanodeError | None:
         """As :meth:`_try_replica`, and remember which replica answered."""
-        error = self._try_replica(pipeline, member, cell, wanted_end, salvage=salvage)
+        error = self._try_replica(pipeline, member, offset, wanted, salvage=salvage)
         if error is not None and self._tokens.refused(self._name, error.status):
             self._drop()
-            error = self._try_replica(pipeline, member, cell, wanted_end, salvage=salvage)
+            error = self._try_replica(pipeline, member, offset, wanted, salvage=salvage)
         if error is None:
             self._preferred = member
             return None
@@ -261,12 +278,13 @@ class _BlockReader:
         return sorted(members, key=lambda member: (member.datanode in last, member != self._preferred))
 
     def _try_replica(
-        self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int, *, salvage: bool
+        self, pipeline: PipelineView, member: Member, offset: int, wanted: int, *, salvage: bool
     ) -> DatanodeError | None:
-        """Ask a replica for cells from ``cell`` on, and take the first packet of its answer."""
-        reads_on = cell == self._next and cell > 0
+        """Ask a replica for the cells from that of ``offset`` on, and take its answer up to the packet with it."""
+        reads_on = self._next > 0 and self._reads_on(offset)
         self._ahead = min(2 * self._ahead, self._options.read_ahead_bytes) if reads_on else FIRST_READ_BYTES
-        end = min(max(wanted_end, cell + self._ahead), self.location.length)
+        cell = _cell_of(offset)
+        end = min(max(offset + wanted, cell + self._ahead), self.location.length)
         request = self._request(pipeline.partition, cell, end - cell, salvage=salvage)
         try:
             token = self._tokens.of(self._name)
@@ -284,7 +302,7 @@ class _BlockReader:
             call = self._streams.datanodes.call(member, send, timeout_ms=patience_ms)
             event = call.hear(self._receive)
             self._connection = call.release()
-            self._take(self._connection, event, cell)
+            self._take_to(self._connection, event, offset)
         except DatanodeError as error:
             return error
         return None
@@ -302,10 +320,10 @@ class _BlockReader:
             committed_only=True,
         )  # fmt: skip
 
-    def _try_receive(self, connection: DatanodeConnection, cell: int) -> DatanodeError | None:
-        """Take the packet at ``cell`` from the open answer."""
+    def _try_receive(self, connection: DatanodeConnection, offset: int) -> DatanodeError | None:
+        """Take the open answer up to the packet with ``offset``."""
         try:
-            self._take(connection, self._receive(connection), cell)
+            self._take_to(connection, self._receive(connection), offset)
         except DatanodeError as error:
             return error
         return None
@@ -315,21 +333,27 @@ class _BlockReader:
         limit_ms = silence_ms if self._last_hope else min(silence_ms, LEAVE_MS)
         return connection.receive_patiently(limit_ms, look_ms=LOOK_MS, is_worth_it=self._is_worth_it)
 
-    def _take(self, connection: DatanodeConnection, event: Event, cell: int) -> None:
-        """Take a packet that has come; raises DatanodeError if it is not the one at ``cell``."""
+    def _take_to(self, connection: DatanodeConnection, event: Event, offset: int) -> None:
+        """Take a packet that has come, and those behind it up to the one with ``offset``; raises as :meth:`_take`."""
+        self._take(connection, event)
+        while not self._has(offset):
+            self._take(connection, self._receive(connection))
+
+    def _take(self, connection: DatanodeConnection, event: Event) -> None:
+        """Take a packet that has come; raises DatanodeError if the answer does not go on with it."""
         assert isinstance(event, Frame), event  # noqa: S101 - a request for bytes is answered by DATA and END
         header = event.header
         if header.kind is Kind.END:
             what = f"the answer ended at {header.offset}, {self._end} was asked for"
             raise connection.error(NOT_COMMITTED, what)
-        if header.offset != cell or not header.length:
-            what = f"{header.kind.name} at {header.offset} where bytes at {cell} were expected"
+        if not header.offset <= self._next < header.offset + header.length:
+            what = f"{header.length} bytes at {header.offset} came where the one at {self._next} was expected"
             raise connection.error(BAD_FRAME, what)
         # A copy: readers keep it while more is received. A replica may have more bytes of the block than this key has.
         payload = bytes(event.payload)
-        self._packet = memoryview(payload)[: self.location.length - cell]
-        self._packet_offset = cell
-        self._next = cell + len(payload)
+        self._packet = memoryview(payload)[: self.location.length - header.offset]
+        self._packet_offset = header.offset
+        self._next = header.offset + len(payload)
         if self._next >= self._end:
             self._connection = None
             self._finish_answer(connection)
@@ -360,13 +384,13 @@ class _BlockReader:
         self._connection = None
         try:
             if 0 < self._end - self._next <= DRAIN_BYTES:
-                while not connection.is_idle:
+                end = Deadline.after_ms(END_MS)
+                while not connection.is_idle and not end.has_passed:
                     connection.receive(min(self._streams.datanodes.silence_ms, END_MS))
-                self._streams.datanodes.kept.give_back(connection)
-                return
         except DatanodeError:
-            pass
-        connection.close()
+            connection.close()
+            return
+        self._streams.datanodes.kept.give_back(connection)
 
     def _drop(self) -> None:
         """Close the connection of a failed answer."""

@@ -20,7 +20,7 @@ import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 from urllib.parse import quote
 
 import httpx
@@ -96,6 +96,9 @@ TOKENS_DEADLINE_MS = 10_000
 """Longest time for the question for a key's block tokens: a stream may wait meanwhile."""
 MIN_ASK_S = 0.1
 """A node's shortest time for an answer, even at the deadline, so that the error names its fault."""
+
+AnyRow = TypeVar("AnyRow", bound=VolumeInfo | BucketInfo | KeyInfo | SnapshotInfo | SnapshotDiffEntry | BlockLocation)
+"""A row of an answer, or a block in one."""
 
 
 class Reads:
@@ -184,11 +187,7 @@ class Reads:
         Raises RequestFailed also if an inline key's bytes are missing or are not as many as its row says.
         """
         view, data = self._key(volume, bucket, key, consistency, with_bytes=True)
-        if view.info.inline and len(data or b"") != view.info.size:
-            found = "no bytes" if data is None else f"{len(data)} bytes"
-            raise RequestFailed(
-                INTERNAL_ERROR, f"/{volume}/{bucket}/{key} has {view.info.size} bytes, and the node found {found}"
-            )
+        _check_bytes(view.info, data)
         return view, data
 
     @property
@@ -202,13 +201,16 @@ class Reads:
     ) -> tuple[KeyView, bytes | None, TokenGrant | None]:  # fmt: skip
         """Read a key over HTTP, ``with_bytes`` those of an inline key too, and the block tokens to read its blocks.
 
-        The tokens are None if no node gives any.
+        The tokens are None if no node gives any. Raises as :meth:`key_with_bytes`.
         """
         parameters = {"name": arguments.text("key", key), "tokens": "true"}
         answer = self._checked_get(
             f"{_bucket_path(volume, bucket)}/key", parameters | ({"bytes": "true"} if with_bytes else {}), consistency
         )
-        return _view(KeyInfo, answer), _bytes_of(answer) if with_bytes else None, _grant(answer)
+        view, data = _view(KeyInfo, answer), _bytes_of(answer) if with_bytes else None
+        if with_bytes:
+            _check_bytes(view.info, data)
+        return view, data, _grant(answer)
 
     def open_key_tokens(self, volume: str, bucket: str, key: str, *, session_id: int) -> TokenGrant | None:
         """Return the block tokens to write the blocks of a session of this client; None if no node gives any."""
@@ -633,6 +635,15 @@ def _bytes_of(value: dict[str, Any]) -> bytes | None:
         raise RequestFailed(INTERNAL_ERROR, f"a node's answer has bytes that cannot be read: {error}") from error
 
 
+def _check_bytes(info: KeyInfo, data: bytes | None) -> None:
+    """Raise RequestFailed unless the bytes that came with a key's row are the ones that the row says."""
+    wanted = info.size if info.inline else 0
+    if len(data or b"") != wanted:
+        found = "no bytes" if data is None else f"{len(data)} bytes"
+        name = f"/{info.volume}/{info.bucket}/{info.key}"
+        raise RequestFailed(INTERNAL_ERROR, f"the row of {name} has {wanted} bytes, and the node found {found}")
+
+
 def _grant(value: dict[str, Any]) -> TokenGrant | None:
     """Return the block tokens in an answer that has blocks; raises RequestFailed for what is none."""
     given = value.get("block_tokens")
@@ -659,7 +670,7 @@ def _page(row: type[Row], name_field: str, value: dict[str, Any]) -> Page[Row]:
     return Page(entries=entries, next_after=next_after, positions=_positions(value))
 
 
-def _row(row: type[Row], value: dict[str, Any]) -> Row:
+def _row(row: type[AnyRow], value: dict[str, Any]) -> AnyRow:
     """Return a row from its JSON object, without the fields that a newer node added.
 
     A field with a default may be absent: an older node does not know it.
@@ -671,10 +682,12 @@ def _row(row: type[Row], value: dict[str, Any]) -> Row:
             for one in wanted
             if one.name in value or (one.default is MISSING and one.default_factory is MISSING)
         }
-    except (KeyError, TypeError) as error:
+        if "blocks" in known:
+            known["blocks"] = [_row(BlockLocation, block) for block in known["blocks"]]
+    except KeyError as error:
         raise RequestFailed(INTERNAL_ERROR, f"a node's {row.__name__} lacks the field {error}") from error
-    if "blocks" in known:
-        known["blocks"] = [BlockLocation(**block) for block in known["blocks"]]
+    except TypeError as error:
+        raise RequestFailed(INTERNAL_ERROR, f"a node's {row.__name__} cannot be read: {error}") from error
     if issubclass(row, ListedVolume | ListedBucket):
         known["usage"] = value.get("usage") or {}
     return row(**known)

@@ -4,6 +4,7 @@ import hashlib
 import random
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -65,6 +66,38 @@ def test_a_damaged_replica_is_named_though_others_would_do(world, tree):
     assert found.wrong_replicas == 1
     assert (wrong.path, wrong.replica) == (f"/{damaged.volume}/{damaged.bucket}/lib/c.bin", 1)
     assert "CHECKSUM_MISMATCH" in wrong.reason
+
+
+@pytest.mark.parametrize(
+    ("blocks", "times", "words"),
+    [(lambda _: [], 1, "its blocks hold 0"), (lambda blocks: blocks[1:], 3, "where 0 follows")],
+)
+def test_a_row_that_does_not_add_up_is_named(world, tree, blocks, times, words):
+    """Also one that names nobody who could be read: it is no key without bytes."""
+    ingest_contents(world.client, tree, layout=LAYOUT)
+    info = next(info for (_, _, key), info in world.cluster.keys.items() if key == "lib/deep/d.bin")
+    world.cluster.put(replace(info, blocks=blocks(info.blocks)))
+    found = read_back(world.client, LAYOUT)
+    assert found.wrong_replicas == times
+    assert all(wrong.path.endswith("/lib/deep/d.bin") and words in wrong.reason for wrong in found.wrong)
+
+
+def test_a_replica_that_a_pipeline_has_no_more_is_named(world, tree, monkeypatch):
+    ingest_contents(world.client, tree, layout=LAYOUT)
+    directory = world.client.streams.directory
+    view, asked = directory.pipeline, []
+
+    def pipeline(name):
+        asked.append(name)
+        found = view(name)
+        reading = threading.current_thread().name.startswith("read-back")
+        return replace(found, members=found.members[:2]) if reading else found
+
+    monkeypatch.setattr(directory, "pipeline", pipeline)
+    found = read_back(world.client, LAYOUT)
+    assert asked
+    assert {wrong.replica for wrong in found.wrong} == {2}
+    assert all("has no member 2" in wrong.reason for wrong in found.wrong)
 
 
 def test_a_file_that_changes_after_it_was_hashed_is_not_committed(world, tree, monkeypatch):

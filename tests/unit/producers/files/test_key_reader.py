@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,14 +11,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
+from datanode_processors.blocks.core.checksums import MAX_CELL_BYTES, MIN_CELL_BYTES, CellChecksums
+from datanode_processors.wire import reading
 from producers.errors import DatanodeError, RequestFailed
 from producers.files import key_reader
+from producers.files.key_files import KeyInput
 from producers.files.key_reader import DRAIN_BYTES, FIRST_READ_BYTES, MAX_ROUNDS, KeyReader
 from schemas.records.datanode import ReadBlock, SalvageBlock
 from schemas.records.packets import CELL_BYTES
-from schemas.records.rows import NEVER_WRITTEN
-from schemas.stream_errors import BLOCK_TOKEN_MISSING, CHECKSUM_MISMATCH, NOT_COMMITTED
+from schemas.records.rows import NEVER_WRITTEN, BlockLocation
+from schemas.result_codes import INTERNAL_ERROR
+from schemas.stream_errors import BAD_FRAME, BLOCK_TOKEN_MISSING, CHECKSUM_MISMATCH, NOT_COMMITTED
 from tests.support.sdk.datanodes import KIB, World
 from transport.waiting.core.backoff import Backoff
 
@@ -236,15 +242,122 @@ def test_a_read_says_which_block_at_which_index(make: Make) -> None:
 
 def test_blocks_lie_one_after_the_other(make: Make) -> None:
     world = make(replicas=1)
-    (block,) = world.key().blocks
+    world.put(DATA[::-1], "/v/b/k2")
+    (block,), (other,) = world.key().blocks, world.key("k2").blocks
     half = 7 * CELL_BYTES + 11
-    both = [replace(block, length=half), replace(block, offset=half, length=50)]
+    both = [replace(block, length=half), replace(other, offset=half, length=50)]
     reader = KeyReader(world.client.streams, both)
     assert reader.size == half + 50
-    assert read(reader, half - 10, 100) == DATA[half - 10 : half] + DATA[:50]
-    assert read(reader, half, 1) == DATA[:1]
+    assert read(reader, half - 10, 100) == DATA[half - 10 : half] + DATA[::-1][:50]
+    assert read(reader, half, 1) == DATA[-1:]
     assert read(reader, half - 1, 1) == DATA[half - 1 : half]
     assert read(reader, 0, 1) == DATA[:1]
+
+
+# -- a peer that is not as it should be
+
+
+def with_cells_of(world: World, cell_bytes: int) -> None:
+    """Have the key's block be one that was written with other cells than the client's."""
+    (block,) = world.key().blocks
+    log, cells = world.logs[1], CellChecksums(cell_bytes)
+    cells.write(0, memoryview(DATA))
+    put, index = log.rows[(block.container_id, block.local_id)]
+    log.rows[(block.container_id, block.local_id)] = (
+        replace(put, bytes_per_checksum=cell_bytes, checksums=cells.packed(len(DATA))), index
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("cell_bytes", [MIN_CELL_BYTES, 1000, 9000, CELL_BYTES - 1, 100_000, MAX_CELL_BYTES])
+def test_cells_of_all_sizes_are_read(make: Make, cell_bytes: int) -> None:
+    """Datanodes take cells of 512 bytes to 4 MiB; a reader does not know which they are."""
+    world = make(replicas=1)
+    with_cells_of(world, cell_bytes)
+    reader = reader_of(world)
+    assert read(reader, 0, len(DATA)) == DATA
+    chance = random.Random(cell_bytes)
+    for _ in range(30):
+        offset, length = chance.randrange(len(DATA)), chance.randrange(2 * CELL_BYTES)
+        assert read(reader, offset, length) == DATA[offset : offset + length]
+    assert reader.failovers == 0
+    before, reached = len(asked(world)), 0
+    reader = reader_of(world, read_ahead_bytes=16 * CELL_BYTES)
+    while reached < len(DATA):
+        part = reader.next_bytes(reached, 1)
+        assert part == DATA[reached : reached + len(part)]
+        reached += len(part)
+    assert len(asked(world)) - before <= 4, "whoever reads on asks for more each time, whatever the cells are"
+
+
+@pytest.mark.parametrize("part", [0, 1, 100, CELL_BYTES - 1])
+def test_cells_that_come_in_part_are_an_error(make: Make, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+    """A read neither ends before its size nor asks for ever."""
+    world = make(replicas=2)
+    whole = reading._cells
+
+    def cut(*arguments: Any) -> Iterator[tuple[int, memoryview, int]]:
+        for offset, data, _ in whole(*arguments):
+            yield offset, data[:part], crc32c(data[:part])
+
+    monkeypatch.setattr(reading, "_cells", cut)
+    monkeypatch.setattr(reading, "_check", lambda *_: None)
+    ways: list[Callable[[KeyReader], object]] = [
+        lambda reader: read(reader, 0, len(DATA)),
+        lambda reader: read(reader, part, 1),
+        lambda reader: read(reader, 3 * CELL_BYTES + part, 10),
+        lambda reader: io.TextIOWrapper(KeyInput(reader, "/v/b/k"), "latin-1").read(),
+        lambda reader: list(KeyInput(reader, "/v/b/k")),
+    ]
+    for way in ways:
+        before = sum(len(asked(world, name)) for name in world.nodes)
+        with pytest.raises(DatanodeError, match="came where the one at .* was expected") as caught:
+            way(reader_of(world))
+        assert caught.value.status == BAD_FRAME
+        assert sum(len(asked(world, name)) for name in world.nodes) - before <= 1 + 2 * MAX_ROUNDS
+
+
+def test_an_answer_without_an_end_is_left(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever closes a file does not wait for a datanode that always sends more."""
+    monkeypatch.setattr(key_reader, "END_MS", 100)
+    world = make(replicas=1)
+
+    def endless(*_: Any) -> Iterator[tuple[int, memoryview, int]]:
+        data = memoryview(DATA)[:CELL_BYTES]
+        while True:
+            yield 0, data, crc32c(data)
+
+    monkeypatch.setattr(reading, "_cells", endless)
+    monkeypatch.setattr(reading, "_check", lambda *_: None)
+    reader = reader_of(world)
+    assert read(reader, 0, 1) == DATA[:1]
+    before = kept(world)
+    reader.close()
+    assert kept(world) == before, "it is not kept"
+
+
+ROWS: list[tuple[str, Callable[[list[BlockLocation]], list[BlockLocation]]]] = [
+    (r"says 204800 bytes, and its blocks hold 196608", lambda blocks: blocks[:-1]),
+    (r"says 204800 bytes, and its blocks hold 0", lambda _: []),
+    (r"has 65536 bytes at 65536 in block 257/2, where 0 follows", lambda blocks: blocks[1:]),
+    (r"names block 257/1 twice", lambda blocks: blocks[:1] * 4),
+    (r"names block 257/1 twice", lambda blocks: [blocks[0], replace(blocks[0], offset=blocks[0].length), *blocks[2:]]),
+    (r"has 0 bytes at 0 in block 257/1", lambda blocks: [replace(blocks[0], length=0), *blocks[1:]]),
+    (r"has -1 bytes at 0 in block 257/1", lambda blocks: [replace(blocks[0], length=-1), *blocks[1:]]),
+    (r"has 65536 bytes at 131072 in block 257/3", lambda blocks: [blocks[0], *blocks[2:]]),
+]
+
+
+@pytest.mark.parametrize(("words", "change"), ROWS, ids=[words for words, _ in ROWS])
+def test_a_row_that_does_not_add_up_is_refused_before_its_first_byte(
+    tmp_path: Path, words: str, change: Callable[[list[BlockLocation]], list[BlockLocation]]
+) -> None:
+    world: Any = World(tmp_path / "world", replicas=1, block_bytes=64 * KIB)
+    world.put(DATA[: 200 * KIB])
+    world.cluster.put(replace(row := world.key(), blocks=change(row.blocks)))
+    with pytest.raises(RequestFailed, match=f"the row of /v/b/k does not add up: it {words}") as caught:
+        world.client.open("/v/b/k")
+    assert caught.value.status == INTERNAL_ERROR
+    world.close()
 
 
 def test_a_key_of_metadata_alone_has_no_bytes(make: Make) -> None:

@@ -4,6 +4,7 @@ import json
 import socket
 from concurrent.futures import Future
 from dataclasses import asdict, replace
+from functools import partial
 
 import pytest
 
@@ -503,6 +504,22 @@ def test_block_tokens_come_with_the_key(reads, nodes):
 
 
 @pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"inline": True}, "the row of /v1/b1/k has 5 bytes, and the node found no bytes"),
+        ({"inline": True, "data": "Zm91cg=="}, "has 5 bytes, and the node found 4 bytes"),
+        ({"inline": False, "data": "Zm91cg=="}, "has 0 bytes, and the node found 4 bytes"),
+    ],
+)
+def test_bytes_that_are_not_those_of_the_row_are_refused_with_and_without_tokens(reads, nodes, row, words):
+    commit = CommitKey(volume="v1", bucket="b1", key="k", session_id=1, size=5, blocks=[])
+    nodes[0].raw = json.dumps(asdict(key_row(commit, {})) | row).encode()
+    for read in (partial(reads.key_to_read, with_bytes=True), reads.key_with_bytes):
+        with pytest.raises(RequestFailed, match=words):
+            read("v1", "b1", "k")
+
+
+@pytest.mark.parametrize(
     ("body", "said"),
     [
         (b"<html>busy</html>", "HTTP_400: volume /v1: {address}: <html>busy</html>"),
@@ -523,6 +540,19 @@ def test_fields_of_a_newer_node_are_left_out_and_a_missing_one_is_named(reads, n
     nodes[0].raw = json.dumps({"volume": "v1"}).encode()
     with pytest.raises(RequestFailed, match="a node's VolumeInfo lacks the field '"):
         reads.volume_info("v1")
+
+
+def test_so_are_those_of_a_keys_blocks(reads, nodes):
+    row = asdict(key_row(CommitKey(volume="v1", bucket="b1", key="k", session_id=1, size=5, blocks=[BLOCK]), {}))
+    (block,) = row["blocks"]
+    nodes[0].raw = json.dumps(row | {"blocks": [block | {"field_of_a_newer_node": 1}]}).encode()
+    assert reads.key_info("v1", "b1", "k").info.blocks == [BLOCK]
+    for blocks, words in [
+        ([{"offset": 1}], "BlockLocation lacks the field"), ([7], "BlockLocation cannot be read"), (7, "KeyInfo cannot be read"),
+    ]:  # fmt: skip
+        nodes[0].raw = json.dumps(row | {"blocks": blocks}).encode()
+        with pytest.raises(RequestFailed, match=f"a node's {words}"):
+            reads.key_info("v1", "b1", "k")
 
 
 def test_an_unknown_consistency_is_refused_before_anybody_is_asked(reads, nodes):
