@@ -9,6 +9,8 @@
       any holder needs no replicas, as there is nothing to fetch (only older datanodes still report it; others drop it).
     - A datanode that holds a container without being a member of its pipeline is told whom to ask about it: to repair
       it, and to delete what was deleted while the datanode was away or was still fetching.
+    - A datanode that leaves is DECOMMISSIONED when enough others hold all that it reported last. Silence proves
+      nothing: one that this node has never heard stays DECOMMISSIONING until it is heard.
     - Nobody counts as dead before this node has listened for the whole time-out (``Picture.settled``).
 
 Nothing is remembered here: each turn of the loop repeats a decision until rows and heartbeats show that it is carried
@@ -32,7 +34,7 @@ from schemas.datanode_states import (
     IN_SERVICE,
     OPEN,
 )
-from schemas.records.datanode import PipelineRow
+from schemas.records.datanode import ContainerReport, PipelineRow
 from schemas.records.messages import SetDatanodeState
 from schemas.records.record import record
 
@@ -325,15 +327,18 @@ def reached(picture: Picture) -> list[SetDatanodeState]:
 
 def _still_needed(picture: Picture, node: Datanode) -> bool:
     """Return whether a datanode holds data that too few others hold, or may hold more than it has reported."""
-    if node.heartbeat is None:
-        return False
-    if len(node.heartbeat.containers) >= MAX_CONTAINERS:
+    if node.heartbeat is None or len(node.heartbeat.containers) >= MAX_CONTAINERS:
         return True
     rows = {row.partition: row for row in picture.pipelines}
-    for report in node.heartbeat.containers:
-        container, row = picture.containers.get(report.container_id), rows.get(report.partition)
-        if container is None or row is None or container.emptied:
-            continue
-        if len(holders(picture, container)) < len(row.members):
-            return True
-    return False
+    return any(
+        _is_needed(picture, report, rows[report.partition])
+        for report in node.heartbeat.containers
+        if report.partition in rows
+    )
+
+
+def _is_needed(picture: Picture, report: ContainerReport, row: PipelineRow) -> bool:
+    container = picture.containers.get(report.container_id)
+    if container is None:  # it is silent, and no living datanode holds the container
+        return report.blocks > 0
+    return not container.emptied and len(holders(picture, container)) < len(row.members)

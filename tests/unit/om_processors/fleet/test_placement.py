@@ -19,7 +19,7 @@ from schemas.datanode_states import (
     IN_MAINTENANCE,
     IN_SERVICE,
 )
-from schemas.records.datanode import MAX_REPORTED_CONTAINERS, Heartbeat, PipelineRow
+from schemas.records.datanode import MAX_REPORTED_CONTAINERS, ContainerReport, Heartbeat, PipelineRow
 from schemas.records.rows import DatanodeRow
 from tests.support.om.fleets import CLUSTER, MIN_FREE_BYTES, TIMEOUT_MS, container, heartbeat, pipeline_row, report
 
@@ -362,6 +362,23 @@ def test_a_source_has_few_addresses_and_a_turn_few_closings(monkeypatch: pytest.
     assert [found.container_id for found, _ in placement.full_containers(picture, 10)] == [256, 512]
 
 
+def test_a_silent_datanode_that_alone_holds_a_container_is_still_needed():
+    row = pipeline_row(0, NAMES, CLOSED)
+    silent = {"dn1": TIMEOUT_MS + 1}
+
+    def reached(alone: ContainerReport, **others: list[ContainerReport]) -> list[str]:
+        beats = [heartbeat("dn1", containers=[alone])]
+        beats += [heartbeat(name, containers=others.get(name, [])) for name in ("dn2", "dn3", "dn4")]
+        picture = picture_of(beats, [row], {"dn1": DECOMMISSIONING}, ages_ms=silent)
+        return [one.state for one in placement.reached(picture)]
+
+    held = container(256)
+    assert reached(held) == [], "no other has it"
+    assert reached(held, dn2=[held], dn3=[held]) == [], "two others have it, and three should"
+    assert reached(held, dn2=[held], dn3=[held], dn4=[held]) == [DECOMMISSIONED]
+    assert reached(container(256, blocks=0)) == [DECOMMISSIONED], "nothing is in it"
+
+
 def test_who_leaves_is_told_of_when_nobody_needs_it():
     row = pipeline_row(0, NAMES, CLOSED)
     leaving = {"dn1": DECOMMISSIONING}
@@ -378,7 +395,7 @@ def test_who_leaves_is_told_of_when_nobody_needs_it():
     many = [container(256 * number) for number in range(MAX_CONTAINERS)]
     assert reached(dn1=many, dn2=many, dn3=many, dn4=many) == [], "it may hold more than it says"
     unheard = picture_of([heartbeat("dn2")], [row], leaving)
-    assert [one.state for one in placement.reached(unheard)] == [DECOMMISSIONED]
+    assert placement.reached(unheard) == [], "nobody knows what it holds"
     maintained = {"dn1": ENTERING_MAINTENANCE}
     beats = [heartbeat(name) for name in NAMES]
     assert [one.state for one in placement.reached(picture_of(beats, [row], maintained))] == [IN_MAINTENANCE]
