@@ -1,13 +1,16 @@
 """Heartbeats: what a datanode says of itself on ``dn.heartbeats``, each second and at once when something has changed.
 
 A lost heartbeat loses nothing: the next one says everything again. Containers beyond MAX_REPORTED_CONTAINERS are
-reported in turns, the changed ones first.
+reported in turns: the changed ones first, in up to half of a heartbeat, and then those whose turn it is. So each one is
+named again and again, however much changes: the Object Manager forgets what is not
+(``om_processors/fleet/core/containers.py``).
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from bisect import bisect_right
 from collections.abc import Callable
 
 from datanode_processors.blocks.block_store import BlockStore
@@ -46,7 +49,8 @@ class Heartbeats:
         self._fatal = fatal
         self._incarnation = os.urandom(16)
         self._reported: dict[int, ContainerReport] = {}
-        self._next = 0
+        self._after = -1
+        """The container that had its turn last."""
         self._due = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeats", daemon=True)
@@ -106,11 +110,18 @@ class Heartbeats:
         ]  # fmt: skip
         if len(reports) <= MAX_REPORTED_CONTAINERS:
             return reports
-        changed = [report for report in reports if self._reported.get(report.container_id) != report]
-        self._reported = {report.container_id: report for report in reports}
-        start = self._next % len(reports)
-        self._next += MAX_REPORTED_CONTAINERS
-        turn = [*changed, *reports[start:], *reports[:start]]
-        return list({report.container_id: report for report in turn[: 2 * MAX_REPORTED_CONTAINERS]}.values())[
-            :MAX_REPORTED_CONTAINERS
-        ]
+        before, self._reported = self._reported, {}
+        changed = [report for report in reports if before.get(report.container_id) != report]
+        start = bisect_right(reports, self._after, key=lambda report: report.container_id)
+        turn = {report.container_id: report for report in changed[: MAX_REPORTED_CONTAINERS // 2]}
+        for report in [*reports[start:], *reports[:start]]:
+            if len(turn) == MAX_REPORTED_CONTAINERS:
+                break
+            turn[report.container_id] = report
+            self._after = report.container_id
+        # Of what has changed and found no room, what was reported before counts: it has changed in the next turn, too.
+        for report in reports:
+            said = turn.get(report.container_id) or before.get(report.container_id)
+            if said is not None:
+                self._reported[report.container_id] = said
+        return list(turn.values())

@@ -9,6 +9,7 @@ equal state gives equal operations. A request type is a :class:`RequestHandler`;
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -79,7 +80,7 @@ class Allocation:
     """
 
     pipelines: tuple[NumberedPipeline, ...]
-    closed_containers: frozenset[int]
+    closed_containers: AbstractSet[int]
     generations: Mapping[int, int]
     """Generation by pipeline number; a pipeline that is not named is in its first generation."""
 

@@ -27,7 +27,7 @@ from om_processors.serving.consistency import LINEARIZABLE, SESSION, STALE, Cons
 from om_processors.serving.http_api import Answer, answered
 from om_processors.serving.views import Json
 from replicated_db.core.applying.replica import Replica
-from schemas.records.datanode import Heartbeat, Member, PipelineRow
+from schemas.records.datanode import Member, PipelineRow
 from schemas.result_codes import INVALID_REQUEST
 from schemas.sharding import SYSTEM_SHARD
 
@@ -151,19 +151,21 @@ def datanode_json(node: Datanode, picture: Picture) -> Json:
         "capacity_bytes": 0 if said is None else said.capacity_bytes,
         "free_bytes": 0 if said is None else said.free_bytes,
         "active_streams": 0 if said is None else said.active_streams,
-        "containers": 0 if said is None else len(said.containers),
+        "containers": len(node.containers),
         "pipelines": [] if said is None else sorted(report.partition for report in said.pipelines),
         "open_pipelines": picture.pipelines_of(node.name),
-        "faults": [] if said is None else faults_of(said),
+        "faults": faults_of(node),
     }
 
 
-def faults_of(said: Heartbeat) -> list[str]:
+def faults_of(node: Datanode) -> list[str]:
     """Return the faults that a datanode reports, of its pipelines and of its copies: MAX_FAULTS of them."""
-    followed = {one.partition for one in said.pipelines}
-    damaged = [one.container_id for one in said.containers if not one.healthy and one.partition not in followed]
-    copies = [f"the copy of container {container_id} is damaged" for container_id in damaged[:MAX_FAULTS]]
-    return [*(one.fault for one in said.pipelines if not one.healthy), *copies]
+    pipelines = [] if node.heartbeat is None else node.heartbeat.pipelines
+    followed = {one.partition for one in pipelines}
+    reports = node.containers.items()
+    damaged = sorted(number for number, one in reports if not one.healthy and one.partition not in followed)
+    copies = [f"the copy of container {number} is damaged" for number in damaged[:MAX_FAULTS]]
+    return [*(one.fault for one in pipelines if not one.healthy), *copies]
 
 
 def _addresses(node: Datanode) -> Json:

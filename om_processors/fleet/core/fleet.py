@@ -7,35 +7,26 @@ Rules:
     - What an operator wants of a datanode, and which pipelines exist, are rows (``tables``): every node has the same.
     - A :class:`Picture` is a value of one moment. Every decision about datanodes is a function of it (``placement``).
 
-Memory is bounded: MAX_DATANODES names, MAX_CONTAINERS containers of each.
+Memory is bounded: MAX_DATANODES names, MAX_CONTAINERS containers of each (``containers``). When a further name is
+heard, the dead datanode that has been silent longest is forgotten; it is dead all the same.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
+from om_processors.fleet.core.containers import ClosedContainers, FleetContainers, ReportedContainer
 from schemas.datanode_states import DECOMMISSIONED, IN_SERVICE, OPEN
-from schemas.records.datanode import (
-    MAX_REPORTED_CONTAINERS,
-    ContainerReport,
-    Heartbeat,
-    Member,
-    PipelineReport,
-    PipelineRow,
-)
+from schemas.records.datanode import ContainerReport, Heartbeat, Member, PipelineReport, PipelineRow
 from schemas.records.rows import DatanodeRow
 
 MAX_DATANODES = 256
-"""Datanodes that are kept; heartbeats of further names are ignored."""
-
-MAX_CONTAINERS = 20_000
-"""Containers that are kept of one datanode. A heartbeat has at most MAX_REPORTED_CONTAINERS, so a datanode with more
-reports them in turns.
-"""
+"""Datanodes that are kept; heartbeats of further names are ignored while none of these is dead."""
 
 STALE_PART = 3
 """A datanode is stale after this part of the time-out."""
@@ -51,13 +42,19 @@ class DatanodeHealth(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Datanode:
-    """One datanode as this node sees it now. ``heartbeat`` is its last one, None if it was never heard."""
+    """One datanode as this node sees it now. ``heartbeat`` is its last one, None if it was never heard.
+
+    ``containers`` has all that its heartbeats have named; its last heartbeat may name only some of them.
+    """
 
     name: str
     state: str
     health: DatanodeHealth
     silent_ms: int
     heartbeat: Heartbeat | None
+    containers: Mapping[int, ContainerReport]
+    whole: bool
+    """Whether it holds no others, as far as is known (``containers``). False if it was never heard."""
 
     @property
     def alive(self) -> bool:
@@ -93,33 +90,14 @@ class Datanode:
         return self.heartbeat is not None and self.heartbeat.free_bytes >= min_free_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedContainer:
-    """A container as its holders report it.
-
-    By datanode: whether the replica is good and closed. Bytes and blocks are the highest that any replica has.
-    """
-
-    container_id: int
-    partition: int
-    used_bytes: int
-    blocks: int
-    closed_by: frozenset[str]
-    healthy_on: frozenset[str]
-    held_by: frozenset[str]
-
-    @property
-    def emptied(self) -> bool:
-        """Whether it is closed on all its holders, and has no block left."""
-        return self.closed_by == self.held_by and not self.blocks
-
-
 @dataclass(frozen=True, kw_only=True)
 class Picture:
     """All datanodes and pipelines at one moment. ``listened_ms`` is how long this node has listened to heartbeats."""
 
     datanodes: Mapping[str, Datanode]
     pipelines: tuple[PipelineRow, ...]
+    containers: Mapping[int, ReportedContainer]
+    """The containers on living datanodes, by container id, in no order."""
     listened_ms: int
     timeout_ms: int
     min_free_bytes: int
@@ -131,31 +109,10 @@ class Picture:
         """Whether this node has listened long enough to take silence for death."""
         return self.listened_ms >= self.timeout_ms
 
-    @cached_property
-    def containers(self) -> Mapping[int, ReportedContainer]:
-        """The containers on living datanodes, by container id."""
-        found: dict[int, list[tuple[str, ContainerReport]]] = {}
-        for datanode in self.datanodes.values():
-            if datanode.heartbeat is not None and datanode.health is not DatanodeHealth.DEAD:
-                for report in datanode.heartbeat.containers:
-                    found.setdefault(report.container_id, []).append((datanode.name, report))
-        return {
-            container_id: ReportedContainer(
-                container_id=container_id,
-                partition=said[0][1].partition,
-                used_bytes=max(report.used_bytes for _, report in said),
-                blocks=max(report.blocks for _, report in said),
-                closed_by=frozenset(name for name, report in said if report.closed),
-                healthy_on=frozenset(name for name, report in said if report.healthy),
-                held_by=frozenset(name for name, _ in said),
-            )
-            for container_id, said in sorted(found.items())
-        }
-
-    @cached_property
-    def closed_containers(self) -> frozenset[int]:
+    @property
+    def closed_containers(self) -> AbstractSet[int]:
         """Containers that take no blocks: some replica is closed already, and the others will be closed."""
-        return frozenset(number for number, container in self.containers.items() if container.closed_by)
+        return ClosedContainers(self.containers)
 
     def open_pipelines(self) -> tuple[PipelineRow, ...]:
         """Return the pipelines that should take blocks."""
@@ -181,14 +138,10 @@ class Picture:
 
     def _unheard(self, name: str) -> Datanode:
         health = DatanodeHealth.DEAD if self.settled else DatanodeHealth.STALE
-        return Datanode(name=name, state=IN_SERVICE, health=health, silent_ms=self.listened_ms, heartbeat=None)
-
-
-def _gathered(before: Iterable[ContainerReport], now: Iterable[ContainerReport]) -> list[ContainerReport]:
-    """Return all containers that a datanode has reported; one with many reports them in turns."""
-    found = {report.container_id: report for report in before}
-    found.update((report.container_id, report) for report in now)
-    return list(found.values())[-MAX_CONTAINERS:]
+        return Datanode(
+            name=name, state=IN_SERVICE, health=health, silent_ms=self.listened_ms, heartbeat=None, containers={},
+            whole=False,
+        )  # fmt: skip
 
 
 class Fleet:
@@ -203,19 +156,28 @@ class Fleet:
         self._min_free_bytes = min_free_bytes
         self._since_ms = since_ms
         self._heard: dict[str, tuple[Heartbeat, int]] = {}
+        self._containers = FleetContainers()
         self.ignored = 0
-        """Ignored heartbeats: of other clusters, or of names beyond MAX_DATANODES."""
+        """Ignored heartbeats: of other clusters, or of names beyond MAX_DATANODES living ones."""
 
     def on_heartbeat(self, heartbeat: Heartbeat, now_ms: int) -> None:
         """Take a heartbeat that was sent at ``now_ms`` of the local clock."""
         name = heartbeat.datanode
-        if heartbeat.cluster != self._cluster or (name not in self._heard and len(self._heard) >= MAX_DATANODES):
+        if heartbeat.cluster != self._cluster or not self._has_place(name, now_ms):
             self.ignored += 1
             return
-        before = self._heard.get(name)
-        if len(heartbeat.containers) >= MAX_REPORTED_CONTAINERS and before is not None:
-            heartbeat = replace(heartbeat, containers=_gathered(before[0].containers, heartbeat.containers))
-        self._heard[name] = heartbeat, now_ms
+        self._containers.on_reports(name, heartbeat.containers)
+        self._heard[name] = replace(heartbeat, containers=[]), now_ms
+
+    def _has_place(self, name: str, now_ms: int) -> bool:
+        if name in self._heard or len(self._heard) < MAX_DATANODES:
+            return True
+        longest = min(self._heard, key=lambda one: self._heard[one][1])
+        if now_ms - self._heard[longest][1] <= self._timeout_ms:
+            return False
+        del self._heard[longest]
+        self._containers.forget(longest)
+        return True
 
     def picture(
         self, pipelines: Iterable[PipelineRow], rows: Iterable[DatanodeRow], now_ms: int, *, reopens: bool = True
@@ -229,9 +191,11 @@ class Fleet:
             if states.get(name) == DECOMMISSIONED and now_ms - heard_ms > self._timeout_ms
         }
         names = sorted({*self._heard, *states} - gone)
+        datanodes = {name: self._seen(name, states.get(name, IN_SERVICE), now_ms) for name in names}
         return Picture(
-            datanodes={name: self._seen(name, states.get(name, IN_SERVICE), now_ms) for name in names},
+            datanodes=datanodes,
             pipelines=tuple(pipelines),
+            containers=self._containers.of({name for name, node in datanodes.items() if node.alive}),
             listened_ms=now_ms - self._since_ms,
             timeout_ms=self._timeout_ms,
             min_free_bytes=self._min_free_bytes,
@@ -247,4 +211,8 @@ class Fleet:
             health = DatanodeHealth.STALE
         else:
             health = DatanodeHealth.HEALTHY
-        return Datanode(name=name, state=state, health=health, silent_ms=silent_ms, heartbeat=heartbeat)
+        known = None if heartbeat is None else self._containers.reported_by(name)
+        return Datanode(
+            name=name, state=state, health=health, silent_ms=silent_ms, heartbeat=heartbeat,
+            containers={} if known is None else known.reports, whole=known is not None and known.whole,
+        )  # fmt: skip

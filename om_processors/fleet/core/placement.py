@@ -7,8 +7,12 @@
     - A closed container is copied until as many datanodes in service hold a good replica as its pipeline has members.
       Datanodes in maintenance, or entering it, count as holders, because they come back. A container without a block on
       any holder needs no replicas, as there is nothing to fetch (only older datanodes still report it; others drop it).
+    - A datanode whose report is not whole yet (``containers``) counts as a holder of every container, and gets no
+      copies.
     - A datanode that holds a container without being a member of its pipeline is told whom to ask about it: to repair
       it, and to delete what was deleted while the datanode was away or was still fetching.
+    - A datanode that leaves is DECOMMISSIONED when enough others hold all that it reported last. Silence proves
+      nothing: one that this node has never heard stays DECOMMISSIONING until it is heard.
     - Nobody counts as dead before this node has listened for the whole time-out (``Picture.settled``).
 
 Nothing is remembered here: each turn of the loop repeats a decision until rows and heartbeats show that it is carried
@@ -17,11 +21,13 @@ out. The limits below bound the decisions of one turn.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from itertools import islice
 
 from om_processors.execution.requests.fleet import FIRST_GENERATION
-from om_processors.fleet.core.fleet import MAX_CONTAINERS, Datanode, Picture, ReportedContainer
+from om_processors.fleet.core.containers import ReportedContainer
+from om_processors.fleet.core.fleet import Datanode, Picture
 from om_processors.namespace.context import NumberedPipeline
 from schemas.datanode_states import (
     CLOSED,
@@ -32,7 +38,7 @@ from schemas.datanode_states import (
     IN_SERVICE,
     OPEN,
 )
-from schemas.records.datanode import PipelineRow
+from schemas.records.datanode import ContainerReport, PipelineRow
 from schemas.records.messages import SetDatanodeState
 from schemas.records.record import record
 
@@ -149,29 +155,30 @@ def full_containers(picture: Picture, container_bytes: int) -> list[tuple[Report
     They are full, or belong to closed pipelines, or one replica has closed them.
     """
     rows = {row.partition: row for row in picture.pipelines}
-    found = []
-    for container in picture.containers.values():
-        row = rows.get(container.partition)
-        if row is None or container.closed_by >= container.held_by:
-            continue
-        full = container.used_bytes >= container_bytes or bool(container.closed_by)
-        if full or row.state == CLOSED:
-            leads = leader(picture, row)
-            members = [picture.member(one.datanode) for one in row.members]
-            living = [node for node in members if node.alive and node.report(row.partition) is not None]
-            if living:
-                found.append((container, sorted(living, key=lambda node: node.name != leads)))
-        if len(found) == MAX_CLOSES_PER_TURN:
-            break
-    return found
+    due = [
+        container
+        for container in picture.containers.values()
+        if (row := rows.get(container.partition)) is not None
+        and not container.closed_by >= container.held_by
+        and (container.used_bytes >= container_bytes or container.closed_by or row.state == CLOSED)
+    ]
+    asked = {number: _to_ask(picture, rows[number]) for number in {container.partition for container in due}}
+    answered = [container for container in due if asked[container.partition]]
+    answered.sort(key=lambda container: container.container_id)
+    return [(container, asked[container.partition]) for container in answered[:MAX_CLOSES_PER_TURN]]
+
+
+def _to_ask(picture: Picture, row: PipelineRow) -> list[Datanode]:
+    """Return the living members that follow a pipeline, the leader first."""
+    leads = leader(picture, row)
+    members = [picture.member(one.datanode) for one in row.members]
+    living = [node for node in members if node.alive and node.report(row.partition) is not None]
+    return sorted(living, key=lambda node: node.name != leads)
 
 
 def spokesman(picture: Picture, row: PipelineRow) -> Datanode | None:
     """Return the member to ask for an entry in a pipeline's log, the leader if it is known; None if none lives."""
-    living = [picture.member(one.datanode) for one in row.members]
-    living = [node for node in living if node.alive and node.report(row.partition) is not None]
-    leads = leader(picture, row)
-    return min(living, key=lambda node: node.name != leads, default=None)
+    return next(iter(_to_ask(picture, row)), None)
 
 
 # ---- containers
@@ -179,9 +186,12 @@ def spokesman(picture: Picture, row: PipelineRow) -> Datanode | None:
 
 def holders(picture: Picture, container: ReportedContainer, *, closed: bool = True) -> list[Datanode]:
     """Return the datanodes that count as holders of a good replica; with ``closed``, of one that is closed."""
-    counted = (IN_SERVICE, ENTERING_MAINTENANCE, IN_MAINTENANCE)
     good = container.healthy_on & container.closed_by if closed else container.healthy_on
-    return [node for name in sorted(good) if (node := picture.member(name)).alive and node.state in counted]
+    return [node for name in sorted(good) if _counts(node := picture.member(name))]
+
+
+def _counts(node: Datanode) -> bool:
+    return node.alive and node.state in (IN_SERVICE, ENTERING_MAINTENANCE, IN_MAINTENANCE)
 
 
 def copies(picture: Picture, fetching: Collection[tuple[int, str]] = ()) -> list[Copy]:
@@ -193,16 +203,19 @@ def copies(picture: Picture, fetching: Collection[tuple[int, str]] = ()) -> list
         return []
     short: list[tuple[int, ReportedContainer, PipelineRow]] = []
     rows = {row.partition: row for row in picture.pipelines}
+    under_way = Counter(number for number, _ in fetching)
+    counted = {node.name for node in picture.datanodes.values() if _counts(node)}
+    unsure = {name for name in counted if not picture.member(name).whole}
     away = _in_maintenance(picture)
+    # By pipeline: those of whom it is unknown whether they hold a container that they do not report.
+    perhaps = {number: unsure | away & {one.datanode for one in row.members} for number, row in rows.items()}
     for container in picture.containers.values():
         row = rows.get(container.partition)
         if row is None or not container.closed_by or container.emptied:
             continue
-        under_way = sum(number == container.container_id for number, _ in fetching)
-        silent = len(away & {one.datanode for one in row.members} - container.held_by)
         # A replica that is not closed yet will be closed, so it needs no replacement.
-        have = len(holders(picture, container, closed=False)) + silent
-        if have + under_way < len(row.members):
+        have = len(container.healthy_on & counted) + len(perhaps[row.partition] - container.held_by)
+        if have + under_way[container.container_id] < len(row.members):
             short.append((have, container, row))
     short.sort(key=lambda one: (one[0], one[1].container_id))
     return _targets(picture, ((container, row) for _, container, row in short), fetching)
@@ -248,20 +261,21 @@ def copy_sources(picture: Picture) -> list[Copy]:
     deletions. Then come the other holders, damaged ones too: each may have good bytes that another lacks.
     """
     rows = {row.partition: row for row in picture.pipelines}
-    members: dict[int, list[str]] = {}
+    members = {number: frozenset(one.datanode for one in row.members) for number, row in rows.items()}
+    following = {
+        number: [one.datanode for one in row.members if picture.member(one.datanode).report(number) is not None]
+        for number, row in rows.items()
+    }
+    copied = [
+        (container, sorted(outside))
+        for container in picture.containers.values()
+        if (outside := container.closed_by - members.get(container.partition, container.closed_by))
+    ]
     found = []
-    for container in picture.containers.values():
-        row = rows.get(container.partition)
-        if row is None:
-            continue
-        if row.partition not in members:
-            members[row.partition] = [
-                one.datanode for one in row.members if picture.member(one.datanode).report(row.partition) is not None
-            ]
-        copies = sorted(container.closed_by - {one.datanode for one in row.members})
+    for container, copies in sorted(copied, key=lambda one: one[0].container_id):
         living = {
             node.name: node.heartbeat.address
-            for node in map(picture.member, (*members[row.partition], *copies))
+            for node in map(picture.member, (*following[container.partition], *copies))
             if node.alive and node.heartbeat is not None
         }
         for name in copies:
@@ -289,6 +303,7 @@ def _target(picture: Picture, container: ReportedContainer, busy: dict[str, int]
         node
         for node in picture.datanodes.values()
         if node.takes_blocks
+        and node.whole
         # a datanode with a damaged replica repairs it itself, from its peers
         and node.name not in container.held_by
         and busy.get(node.name, 0) < MAX_COPIES_PER_DATANODE
@@ -325,15 +340,18 @@ def reached(picture: Picture) -> list[SetDatanodeState]:
 
 def _still_needed(picture: Picture, node: Datanode) -> bool:
     """Return whether a datanode holds data that too few others hold, or may hold more than it has reported."""
-    if node.heartbeat is None:
-        return False
-    if len(node.heartbeat.containers) >= MAX_CONTAINERS:
+    if not node.whole:
         return True
     rows = {row.partition: row for row in picture.pipelines}
-    for report in node.heartbeat.containers:
-        container, row = picture.containers.get(report.container_id), rows.get(report.partition)
-        if container is None or row is None or container.emptied:
-            continue
-        if len(holders(picture, container)) < len(row.members):
-            return True
-    return False
+    return any(
+        _is_needed(picture, report, rows[report.partition])
+        for report in node.containers.values()
+        if report.partition in rows
+    )
+
+
+def _is_needed(picture: Picture, report: ContainerReport, row: PipelineRow) -> bool:
+    container = picture.containers.get(report.container_id)
+    if container is None:  # it is silent, and no living datanode holds the container
+        return report.blocks > 0
+    return not container.emptied and len(holders(picture, container)) < len(row.members)

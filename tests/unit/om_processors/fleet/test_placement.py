@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from om_processors.fleet.core import pipeline_making, placement
-from om_processors.fleet.core.fleet import MAX_CONTAINERS, MAX_DATANODES, DatanodeHealth, Fleet, Picture
+from om_processors.fleet.core.fleet import MAX_DATANODES, DatanodeHealth, Fleet, Picture
 from om_processors.serving.fleet_api import pipeline_json
 from schemas.datanode_states import (
     CLOSED,
@@ -19,7 +19,7 @@ from schemas.datanode_states import (
     IN_MAINTENANCE,
     IN_SERVICE,
 )
-from schemas.records.datanode import MAX_REPORTED_CONTAINERS, Heartbeat, PipelineRow
+from schemas.records.datanode import MAX_REPORTED_CONTAINERS, ContainerReport, Heartbeat, PipelineRow
 from schemas.records.rows import DatanodeRow
 from tests.support.om.fleets import CLUSTER, MIN_FREE_BYTES, TIMEOUT_MS, container, heartbeat, pipeline_row, report
 
@@ -73,6 +73,13 @@ def test_strangers_are_ignored():
     for number in range(MAX_DATANODES + 5):
         fleet.on_heartbeat(heartbeat(f"d{number}"), 0)
     assert (fleet.ignored, len(fleet.picture((), (), 0).datanodes)) == (6, MAX_DATANODES)
+    fleet.on_heartbeat(heartbeat("d0", containers=[container(256)]), 1)
+    fleet.on_heartbeat(heartbeat("late", containers=[container(512)]), TIMEOUT_MS)
+    assert fleet.ignored == 7, "nobody is dead yet"
+    fleet.on_heartbeat(heartbeat("late", containers=[container(512)]), TIMEOUT_MS + 1)
+    picture = fleet.picture((), (), TIMEOUT_MS + 1)
+    assert (fleet.ignored, "d1" in picture.datanodes, sorted(picture.containers)) == (7, False, [256, 512])
+    assert picture.member("d1").health is DatanodeHealth.DEAD, "the one that was silent longest is forgotten"
 
 
 def test_a_decommissioned_datanode_that_is_switched_off_is_forgotten():
@@ -295,18 +302,6 @@ def test_holders_of_copies_are_told_whom_to_ask():
     assert placement.copy_sources(picture_of(beats, [])) == []
 
 
-def test_containers_that_come_in_turns_are_gathered():
-    fleet = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=0, since_ms=0)
-    first = [container(number) for number in range(MAX_REPORTED_CONTAINERS)]
-    second = [container(number + 500, used=11) for number in range(MAX_REPORTED_CONTAINERS)]
-    for part in (first, second):
-        fleet.on_heartbeat(heartbeat("dn1", containers=part), 0)
-    known = fleet.picture((), (), 0).containers
-    assert (len(known), known[0].used_bytes, known[500].used_bytes) == (MAX_REPORTED_CONTAINERS + 500, 10, 11)
-    fleet.on_heartbeat(heartbeat("dn1", containers=[container(7)]), 0)
-    assert list(fleet.picture((), (), 0).containers) == [7], "all there are fit again"
-
-
 def test_a_container_of_no_known_pipeline_or_closed_everywhere_hides_no_other():
     closed = [container(256), container(512, partition=7, closed=False, used=1000)]
     full = [*closed, container(768, closed=False, used=1000)]
@@ -362,6 +357,23 @@ def test_a_source_has_few_addresses_and_a_turn_few_closings(monkeypatch: pytest.
     assert [found.container_id for found, _ in placement.full_containers(picture, 10)] == [256, 512]
 
 
+def test_a_silent_datanode_that_alone_holds_a_container_is_still_needed():
+    row = pipeline_row(0, NAMES, CLOSED)
+    silent = {"dn1": TIMEOUT_MS + 1}
+
+    def reached(alone: ContainerReport, **others: list[ContainerReport]) -> list[str]:
+        beats = [heartbeat("dn1", containers=[alone])]
+        beats += [heartbeat(name, containers=others.get(name, [])) for name in ("dn2", "dn3", "dn4")]
+        picture = picture_of(beats, [row], {"dn1": DECOMMISSIONING}, ages_ms=silent)
+        return [one.state for one in placement.reached(picture)]
+
+    held = container(256)
+    assert reached(held) == [], "no other has it"
+    assert reached(held, dn2=[held], dn3=[held]) == [], "two others have it, and three should"
+    assert reached(held, dn2=[held], dn3=[held], dn4=[held]) == [DECOMMISSIONED]
+    assert reached(container(256, blocks=0)) == [DECOMMISSIONED], "nothing is in it"
+
+
 def test_who_leaves_is_told_of_when_nobody_needs_it():
     row = pipeline_row(0, NAMES, CLOSED)
     leaving = {"dn1": DECOMMISSIONING}
@@ -375,10 +387,10 @@ def test_who_leaves_is_told_of_when_nobody_needs_it():
     assert reached(dn4=[]) == [], "two others have its container, and three should"
     assert reached(dn4=[], dn1=[]) == [DECOMMISSIONED], "it holds nothing"
     assert reached(dn4=[], dn1=[container(256, partition=7)], dn2=[], dn3=[]) == [DECOMMISSIONED], "of no pipeline"
-    many = [container(256 * number) for number in range(MAX_CONTAINERS)]
+    many = [container(256 * number) for number in range(MAX_REPORTED_CONTAINERS)]
     assert reached(dn1=many, dn2=many, dn3=many, dn4=many) == [], "it may hold more than it says"
     unheard = picture_of([heartbeat("dn2")], [row], leaving)
-    assert [one.state for one in placement.reached(unheard)] == [DECOMMISSIONED]
+    assert placement.reached(unheard) == [], "nobody knows what it holds"
     maintained = {"dn1": ENTERING_MAINTENANCE}
     beats = [heartbeat(name) for name in NAMES]
     assert [one.state for one in placement.reached(picture_of(beats, [row], maintained))] == [IN_MAINTENANCE]

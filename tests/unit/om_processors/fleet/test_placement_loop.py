@@ -22,7 +22,7 @@ from om_processors.fleet.placement_loop import (
 from om_processors.serving.fleet_api import MAX_FAULTS, faults_of
 from replicated_db.core.tables.memory import ManualClock
 from schemas.datanode_states import CLOSED, OPEN
-from schemas.records.datanode import FetchContainer
+from schemas.records.datanode import FetchContainer, Heartbeat
 from schemas.sharding import SYSTEM_SHARD
 from tests.support.om.fleets import CLUSTER, TIMEOUT_MS, container, heartbeat, pipeline_row, report
 
@@ -160,11 +160,16 @@ def test_what_is_to_be_deleted_goes_first():
 
 
 def test_damaged_copies_are_among_a_datanodes_faults():
+    def faults(beat: Heartbeat) -> list[str]:
+        fleet = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=0, since_ms=0)
+        fleet.on_heartbeat(beat, 0)
+        return faults_of(fleet.picture((), (), 0).member("dn4"))
+
     held = [container(256 * number, healthy=number % 2 == 0) for number in range(1, 5)]
     said = heartbeat("dn4", containers=[*held, container(257, partition=1, healthy=False)], pipelines=[report(1)])
-    assert faults_of(said) == ["the copy of container 256 is damaged", "the copy of container 768 is damaged"]
+    assert faults(said) == ["the copy of container 256 is damaged", "the copy of container 768 is damaged"]
     many = heartbeat("dn4", containers=[container(256 * number, healthy=False) for number in range(100)])
-    assert len(faults_of(many)) == MAX_FAULTS
+    assert len(faults(many)) == MAX_FAULTS
 
 
 class Moving:
