@@ -171,9 +171,10 @@ class KeyOutput(io.BufferedIOBase):
         Whoever flushes bytes has them on datanodes, also those of a small key.
         """
         with self._lock:
+            if self._finishing and not self.closed:
+                return  # Python's close flushes once more
             self._check()
-            if not self._finishing:  # Python's close flushes once more
-                self._writer.flush()
+            self._writer.flush()
 
     def hsync(self) -> None:
         """Return once the bytes written so far are committed, and verified and stored by all replicas or a majority.
@@ -320,21 +321,35 @@ class KeyInput(io.BufferedReader):
     def __init__(self, reader: KeyReader | InlineReader, name: str, info: KeyInfo | None = None) -> None:
         self._unbuffered = _UnbufferedKey(reader, name)
         self._reader = reader
-        super().__init__(self._unbuffered, max(min(reader.size, BUFFER_BYTES), 1))
-        self._lock = threading.RLock()
-        """Held by the thread that uses the position."""
         self._process = this_process()
         self._is_stuck = False
-        """Whether another thread read at the fork that made this process: Python's buffer stays locked then."""
+        """Whether another thread read at the fork that made this process: nobody knows where it was."""
+        self._begin_buffer()
         self.info = info
         """The key's row: size, metadata, blocks."""
         begins_anew_in_forks(self)
 
-    def begin_anew(self) -> None:
-        """Go on in a forked process, or refuse there if another thread was reading."""
-        self._is_stuck |= not self._lock.acquire(blocking=False)
+    def _begin_buffer(self) -> None:
+        super().__init__(self._unbuffered, max(min(self._reader.size, BUFFER_BYTES), 1))
         self._lock = threading.RLock()
-        self._unbuffered.begin_anew()
+        """Held by the thread that uses the position."""
+
+    def begin_anew(self) -> None:
+        """Go on in a forked process with locks that nobody holds, or refuse there if another thread was reading."""
+        self._is_stuck |= not self._lock.acquire(blocking=False)
+        self._unbuffered.turn = _OneReads(self.name)
+        if not self.closed:
+            is_nowhere = self._is_stuck or self._unbuffered.is_lost
+            at = 0 if is_nowhere else self.tell()
+            self._begin_buffer()
+            if not is_nowhere:
+                self.seek(at)
+
+    def _check_process(self) -> None:
+        if self._is_stuck:
+            raise wrong_process(
+                f"{self.name} was being read", self._process, this_process(), "open the key again in this process"
+            )
 
     @property
     def size(self) -> int:
@@ -401,17 +416,6 @@ class KeyInput(io.BufferedReader):
         """
         return self._unbuffered.pread(size, offset)
 
-    def close(self) -> None:
-        """Close the file's connections."""
-        if not self._is_stuck:
-            super().close()
-
-    def _check_process(self) -> None:
-        if self._is_stuck:
-            raise wrong_process(
-                f"{self.name} was being read", self._process, this_process(), "open the key again in this process"
-            )
-
 
 class _UnbufferedKey(io.RawIOBase):
     """A key's bytes, with a position; Python's own buffer over it makes a file of them.
@@ -425,14 +429,10 @@ class _UnbufferedKey(io.RawIOBase):
         self._offset = 0
         self.is_lost = False
         """Whether a read has failed, so that nobody knows what Python's buffer had taken until then."""
-        self._turn = _OneReads(name)
+        self.turn = _OneReads(name)
         self.name = name
         """Path of the key."""
         self.mode = "rb"
-
-    def begin_anew(self) -> None:
-        """Have a turn of this process, after a fork."""
-        self._turn = _OneReads(self.name)
 
     def readable(self) -> bool:
         """Return True."""
@@ -466,14 +466,14 @@ class _UnbufferedKey(io.RawIOBase):
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         """Fill a buffer with bytes of one packet; return their number, 0 only at the end."""
         view = memoryview(buffer).cast("B")
-        with self._turn:
+        with self.turn:
             part = self._part(len(view))
         view[: len(part)] = part
         return len(part)
 
     def readall(self) -> bytes:
         """Return all bytes that are left."""
-        with self._turn:
+        with self.turn:
             return b"".join(iter(lambda: self._part(self._reader.size), b""))
 
     def _part(self, wanted: int) -> memoryview:
@@ -494,14 +494,14 @@ class _UnbufferedKey(io.RawIOBase):
         size, offset = operator.index(size), operator.index(offset)
         if size < 0 or offset < 0:
             raise ValueError(f"{size} bytes at offset {offset} of {self.name}: neither may be negative")
-        with self._turn:
+        with self.turn:
             self._check()
             buffer = bytearray(max(min(size, self._reader.size - offset), 0))
             return bytes(memoryview(buffer)[: self._reader.read_into(memoryview(buffer), offset)])
 
     def close(self) -> None:
         """Close the reader's connections."""
-        with self._turn:
+        with self.turn:
             if not self.closed:
                 self._reader.close()
                 super().close()

@@ -109,6 +109,7 @@ def test_each_client_has_an_id_of_its_own(opened: Open) -> None:
     assert len(first.client_id) == CLIENT_ID_BYTES == 16
     assert first.shards == MemoryCluster().shards
     thread = first._poller
+    assert thread is not None
     assert (thread.daemon, thread.name) == (True, "stratolog-client")
 
 
@@ -197,6 +198,7 @@ def test_a_client_that_is_closed_tells_what_is_unanswered_and_closes_its_connect
     assert isinstance(outcome, OutcomeUnknown)
     assert "the client was closed before an answer came" in outcome.message
     assert (pipeline.in_flight, pipeline._outbox, connection.closed) == (0, [], True)
+    assert pipeline._poller is not None
     assert not pipeline._poller.is_alive()
     with pytest.raises(ClientClosed, match="the client is closed") as caught:
         submitted(pipeline, "v2")
