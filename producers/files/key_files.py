@@ -170,6 +170,8 @@ class KeyOutput(io.BufferedIOBase):
 
         Whoever flushes bytes has them on datanodes, also those of a small key.
         """
+        if self._finishing and not self.closed:
+            return  # Python's close flushes once more
         with self._lock:
             if self._finishing and not self.closed:
                 return  # Python's close flushes once more
@@ -376,6 +378,10 @@ class KeyInput(io.BufferedReader):
     def readinto1(self, buffer: WriteableBuffer, /) -> int:
         """As :meth:`readinto`, but with the bytes of one packet, or of the buffer, at most."""
         return self._or_stay(super().readinto1, buffer)
+
+    def peek(self, size: int = 0, /) -> bytes:
+        """Return some bytes without moving; none only at the end."""
+        return self._or_stay(super().peek, size)
 
     def _or_stay(self, read: Callable[[T], Found], wanted: T) -> Found:
         """Read, and move back if that fails: Python's buffer drops what it had read until then."""

@@ -302,6 +302,7 @@ class Flaky(InlineReader):
 
 READS: list[Callable[[KeyInput], bytes]] = [
     lambda f: f.read(), lambda f: f.read(350), lambda f: f.read(950), lambda f: part_of(f, bytearray(350), "readinto"),
+    lambda f: f.read(len(f.peek())),
     lambda f: part_of(f, bytearray(2000), "readinto"), lambda f: f.read1(), lambda f: part_of(f, bytearray(350), "readinto1"),
 ]  # fmt: skip
 
