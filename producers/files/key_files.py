@@ -149,7 +149,7 @@ class KeyOutput(io.BufferedIOBase):
         begins_anew_in_forks(self)
 
     def begin_anew(self) -> None:
-        """Refuse in a forked process."""
+        """Refuse in a forked process, where a thread that is not there may hold the lock for ever."""
         self._is_ours = False
         self._lock = threading.RLock()
 
@@ -173,8 +173,6 @@ class KeyOutput(io.BufferedIOBase):
         if self._finishing and not self.closed:
             return  # Python's close flushes once more
         with self._lock:
-            if self._finishing and not self.closed:
-                return  # Python's close flushes once more
             self._check()
             self._writer.flush()
 
@@ -323,35 +321,27 @@ class KeyInput(io.BufferedReader):
     def __init__(self, reader: KeyReader | InlineReader, name: str, info: KeyInfo | None = None) -> None:
         self._unbuffered = _UnbufferedKey(reader, name)
         self._reader = reader
-        self._process = this_process()
-        self._is_stuck = False
-        """Whether another thread read at the fork that made this process: nobody knows where it was."""
-        self._begin_buffer()
         self.info = info
         """The key's row: size, metadata, blocks."""
+        self._begin()
         begins_anew_in_forks(self)
 
-    def _begin_buffer(self) -> None:
+    def _begin(self) -> None:
         super().__init__(self._unbuffered, max(min(self._reader.size, BUFFER_BYTES), 1))
         self._lock = threading.RLock()
         """Held by the thread that uses the position."""
 
     def begin_anew(self) -> None:
-        """Go on in a forked process with locks that nobody holds, or refuse there if another thread was reading."""
-        self._is_stuck |= not self._lock.acquire(blocking=False)
-        self._unbuffered.turn = _OneReads(self.name)
+        """Go on at the same place in a forked process; nowhere if another thread was moving the file at the fork."""
         if not self.closed:
-            is_nowhere = self._is_stuck or self._unbuffered.is_lost
-            at = 0 if is_nowhere else self.tell()
-            self._begin_buffer()
-            if not is_nowhere:
+            is_still = self._unbuffered.begin_anew() and self._lock.acquire(blocking=False)
+            at = self.tell() if is_still and not self._unbuffered.is_lost else None
+            self._unbuffered.is_lost = False  # a buffer begins where its file is
+            self._begin()
+            if at is None:
+                self._unbuffered.is_lost = True
+            else:
                 self.seek(at)
-
-    def _check_process(self) -> None:
-        if self._is_stuck:
-            raise wrong_process(
-                f"{self.name} was being read", self._process, this_process(), "open the key again in this process"
-            )
 
     @property
     def size(self) -> int:
@@ -386,7 +376,6 @@ class KeyInput(io.BufferedReader):
     def _or_stay(self, read: Callable[[T], Found], wanted: T) -> Found:
         """Read, and move back if that fails: Python's buffer drops what it had read until then."""
         with self._lock:
-            self._check_process()
             at = self.tell()
             try:
                 return read(wanted)
@@ -398,7 +387,6 @@ class KeyInput(io.BufferedReader):
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         """Move to another offset, which may lie beyond the end, and return it."""
         with self._lock:
-            self._check_process()
             if whence == os.SEEK_CUR:
                 self.tell()
             was_lost, self._unbuffered.is_lost = self._unbuffered.is_lost, False
@@ -435,10 +423,17 @@ class _UnbufferedKey(io.RawIOBase):
         self._offset = 0
         self.is_lost = False
         """Whether a read has failed, so that nobody knows what Python's buffer had taken until then."""
-        self.turn = _OneReads(name)
+        self._is_moving = False
+        self._turn = _OneReads(name)
         self.name = name
         """Path of the key."""
         self.mode = "rb"
+
+    def begin_anew(self) -> bool:
+        """Have a lock that no other thread holds, in a forked process; return whether none was moving the file."""
+        was_moving, self._is_moving = self._is_moving, False
+        self._turn = _OneReads(self.name)
+        return not was_moving
 
     def readable(self) -> bool:
         """Return True."""
@@ -472,14 +467,14 @@ class _UnbufferedKey(io.RawIOBase):
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         """Fill a buffer with bytes of one packet; return their number, 0 only at the end."""
         view = memoryview(buffer).cast("B")
-        with self.turn:
+        with self._turn:
             part = self._part(len(view))
         view[: len(part)] = part
         return len(part)
 
     def readall(self) -> bytes:
         """Return all bytes that are left."""
-        with self.turn:
+        with self._turn:
             return b"".join(iter(lambda: self._part(self._reader.size), b""))
 
     def _part(self, wanted: int) -> memoryview:
@@ -487,11 +482,14 @@ class _UnbufferedKey(io.RawIOBase):
         wanted = min(wanted, self._reader.size - self.tell())
         if wanted <= 0:
             return memoryview(b"")
+        self._is_moving = True
         try:
             part = self._reader.next_bytes(self._offset, wanted)[:wanted]
         except BaseException:
             self.is_lost = True
             raise
+        finally:
+            self._is_moving = False
         self._offset += len(part)
         return part
 
@@ -500,14 +498,14 @@ class _UnbufferedKey(io.RawIOBase):
         size, offset = operator.index(size), operator.index(offset)
         if size < 0 or offset < 0:
             raise ValueError(f"{size} bytes at offset {offset} of {self.name}: neither may be negative")
-        with self.turn:
+        with self._turn:
             self._check()
             buffer = bytearray(max(min(size, self._reader.size - offset), 0))
             return bytes(memoryview(buffer)[: self._reader.read_into(memoryview(buffer), offset)])
 
     def close(self) -> None:
         """Close the reader's connections."""
-        with self.turn:
+        with self._turn:
             if not self.closed:
                 self._reader.close()
                 super().close()

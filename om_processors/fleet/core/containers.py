@@ -7,7 +7,8 @@ Rules:
     - Its report is *whole* when WHOLE_ROUNDS rounds have been heard. Until then it may hold any container: what it has
       not named is not missing.
     - Turns may be lost, and a datanode names changed containers in place of others. So one round is not enough, and a
-      turn of which more than half has changed does not count: older datanodes name nothing else while much changes.
+      turn of which more than three quarters have changed does not count: older datanodes name nothing else while much
+      changes.
 
 Memory is bounded: MAX_CONTAINERS containers of each datanode. With more its report is never whole.
 """
@@ -109,7 +110,7 @@ class ReportedByOne:
             self._named.move_to_end(number)
             if self.reports.get(number) != report:
                 changes[number] = report
-        if in_turns and 2 * len(changes) <= len(reports):
+        if in_turns and 4 * len(changes) <= 3 * len(reports):
             self._turn += 1
         patience = FORGOTTEN_ROUNDS * self._round if in_turns else 0
         while self._named and (oldest := next(iter(self._named.items())))[1] < self._turn - patience:

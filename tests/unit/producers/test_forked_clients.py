@@ -98,35 +98,6 @@ def test_processes_that_read_at_the_same_time_each_get_their_own_bytes(make: Any
         file.close()
 
 
-def test_a_file_that_a_thread_reads_at_the_fork_is_refused_in_the_forked_process(make: Any) -> None:
-    world: World = make(replicas=1)
-    world.put(b"x" * SIZE, "/v/b/k")
-    file = world.client.open("/v/b/k")
-    inside, may_go_on = threading.Event(), threading.Event()
-    part = file._reader.next_bytes
-
-    def slow(offset: int, wanted: int) -> memoryview:
-        inside.set()
-        may_go_on.wait()
-        return part(offset, wanted)
-
-    file._reader.next_bytes = slow  # type: ignore[method-assign]
-    found: list[bytes] = []
-    thread = threading.Thread(target=lambda: found.append(file.read()))
-    thread.start()
-    inside.wait()
-
-    def is_refused() -> bool:
-        file.close()
-        return refused(lambda: file.read(1)) and refused(lambda: file.seek(0)) and world.get("/v/b/k") == b"x" * SIZE
-
-    assert in_child(is_refused)
-    may_go_on.set()
-    thread.join()
-    assert found == [b"x" * SIZE], "the first process reads on"
-    file.close()
-
-
 def test_a_forked_process_reads_rows_over_connections_of_its_own() -> None:
     cluster = MemoryCluster()
     client, _ = client_to(cluster)

@@ -21,8 +21,10 @@ from typing import Any, BinaryIO
 
 import pytest
 
+from producers.errors import RequestFailed
 from producers.files.inline_keys import InlineReader
 from producers.files.key_files import KeyInput, KeyOutput
+from tests.support.local.forked import in_child
 from tests.support.sdk.datanodes import KIB, World
 
 LINES = b"".join(b"%d %s\n" % (n, b"x" * (n * n % 301)) for n in range(1600))
@@ -355,6 +357,89 @@ def test_after_a_line_that_failed_the_file_is_nowhere_until_it_is_told_where() -
         assert file.pread(3, 0) == b"xxx"
         assert file.seek(91) == 91
         assert list(file) == [b"y" * 50 + b"\n", b"last"]
+
+
+class Stuck(InlineReader):
+    """Bytes whose packets after the first come when they may."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.is_asked, self.may_come = threading.Event(), threading.Event()
+
+    def next_bytes(self, offset: int, wanted: int) -> memoryview:
+        if offset >= 100:
+            self.is_asked.set()
+            assert self.may_come.wait(30)
+        return super().next_bytes(offset, wanted)[: max(100 - offset, 100)]
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        part = self.next_bytes(offset, len(buffer))[: len(buffer)]
+        buffer[: len(part)] = part
+        return len(part)
+
+
+@pytest.mark.parametrize("way", ["read", "readlines", "pread"])
+def test_a_forked_process_has_the_file_without_the_locks_of_threads_that_are_not_there(way: str) -> None:
+    """It goes on at the same place; if another thread was moving the file, it is told where."""
+    reader = Stuck(LINES[:1000])
+    file = KeyInput(reader, "/v/b/k")
+    first = file.readline()
+    assert in_child(lambda: file.tell() == len(first) and file.readline() == LINES.splitlines(keepends=True)[1])
+
+    def look() -> bool:
+        reader.may_come.set()
+        if way != "pread":
+            with pytest.raises(ValueError, match="seek to where to go on"):
+                file.tell()
+        file.seek(len(first))
+        return first + file.read() == LINES[:1000] and file.pread(9, 300) == LINES[300:309] and file.tell() == 1000
+
+    def fork() -> None:
+        assert reader.is_asked.wait(30)
+        try:
+            assert in_child(look)
+        finally:
+            reader.may_come.set()
+
+    def use() -> None:
+        getattr(file, way)(*((5, 200) if way == "pread" else ()))
+
+    in_threads(use, fork)
+    assert in_child(lambda: file.pread(9, 0) == LINES[:9])
+    file.close()
+    assert in_child(lambda: file.closed)
+
+
+def test_a_forked_process_does_not_wait_for_a_thread_that_writes(world: World) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    key = world.client.open("/v/b/forked", "wb")
+
+    def stuck(_: object) -> int:
+        entered.set()
+        assert go_on.wait(30)
+        return 1
+
+    key._writer.write = stuck  # type: ignore[method-assign, assignment]
+
+    def look() -> bool:
+        for call in (key.flush, lambda: key.write(b"x"), key.close):
+            with pytest.raises(RequestFailed, match="WRONG_PROCESS"):
+                call()
+        key.abort()
+        return key.closed
+
+    def fork() -> None:
+        assert entered.wait(30)
+        try:
+            assert in_child(look)
+        finally:
+            go_on.set()
+
+    def write() -> None:
+        key.write(b"x")
+
+    in_threads(write, fork)
+    key.abort()
 
 
 def test_a_read_within_a_read_is_refused() -> None:
