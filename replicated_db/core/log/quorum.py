@@ -6,6 +6,8 @@ A replica that finds a false claim flags itself and publishes the evidence. Then
     - A majority is past that index without evidence: the flagged replica is wrong. It stays flagged until it is
       repaired or rebuilt.
     - Otherwise nobody moves until an operator has the oracle decide (a DigestBase).
+
+What a replica finds by a scan of its own rows (claim ``scan``) says nothing about a leader, and no majority settles it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from schemas.records.messages import AuditReport, Evidence
+
+BATCH_CLAIMS = frozenset({"prev", "next"})
+"""Claims of a batch: those that its leader answers for."""
 
 
 class Judgement(Enum):
@@ -61,12 +66,12 @@ class Quorum:
         standing = {node: r.evidence for node, r in self.latest.items() if r.evidence is not None and node in others}
         if own is not None:
             agreeing = 1 + sum(_same(own, evidence) for evidence in standing.values())
-            if agreeing >= majority and own.leader != self.me and own.claim != "base":
+            if agreeing >= majority and own.leader != self.me and own.claim in BATCH_CLAIMS:
                 return QuorumDecision(Judgement.SETTLE)
             return QuorumDecision(Judgement.NOTHING)
         for evidence in standing.values():
             against = sum(_same(evidence, other) for other in standing.values())
-            if evidence.leader == self.me and evidence.claim != "base" and against >= majority:
+            if evidence.leader == self.me and evidence.claim in BATCH_CLAIMS and against >= majority:
                 return QuorumDecision(Judgement.FLAG, evidence)
         return QuorumDecision(Judgement.NOTHING)
 

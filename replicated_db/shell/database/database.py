@@ -36,7 +36,7 @@ from replicated_db.core.log.reading import Reading
 from replicated_db.core.ports import Clock, Ids, Log, LogUnavailable, Store, StoreSnapshot
 from replicated_db.core.tables.column_families import Families
 from replicated_db.shell.leader_loop import Intake, LeaderLoop, Outbox, Publisher
-from replicated_db.shell.logs import Note
+from replicated_db.shell.logs import Note, Notes
 from schemas.records.log import RequestPosition
 from schemas.records.messages import AuditReport
 
@@ -157,7 +157,7 @@ class ReplicatedDatabase:
         if outcome.reading is Reading.COUNTS:
             self._reports.publish(self.replica, outcome)
             if outcome.evidence is not None:
-                self._note(f"shard {shard}: false claim found: {outcome.evidence}", shard=shard)
+                self._error(f"shard {shard}: false claim found: {outcome.evidence}")
         elif outcome.reading is not None and outcome.reading is not Reading.VALID_CLAIM:
             self._note(f"shard {shard}, offset {offset}: {outcome.reading.value}", shard=shard, offset=offset)
 
@@ -173,8 +173,11 @@ class ReplicatedDatabase:
             )
             self.replica.settle()
         elif judgement is Judgement.FLAG and evidence is not None:
-            self._note(f"shard {shard}: a majority contradicts this node's batch: {evidence}", shard=shard)
+            self._error(f"shard {shard}: a majority contradicts this node's batch: {evidence}")
             self.replica.flag(evidence)
+
+    def _error(self, message: str) -> None:
+        Notes({self.shard: self.replica}).error(message, shard=self.shard)
 
     def hear_healthy(self, node: str) -> None:
         """Take a member's report without evidence: its earlier evidence no longer stands."""

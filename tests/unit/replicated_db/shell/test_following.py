@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,23 +123,27 @@ def test_a_gap_that_cannot_be_filled_ends_the_process(following: Following):
     assert isinstance(following.errors[0], StopProcess)
 
 
-def test_a_false_claim_is_published_and_noted(following: Following):
+def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_false_claim_is_published_and_an_error_in_the_log(following: Following, caplog: pytest.LogCaptureFixture):
     outcome = Offered(reading=Reading.COUNTS, position=following.replica.position, evidence=EVIDENCE)
     following.database._publish(7, outcome)
     assert following.published == [(following.replica, outcome)]
-    assert following.notes == [(f"shard 0: false claim found: {EVIDENCE}", {"shard": 0})]
+    assert errors_in(caplog) == [f"shard 0: false claim found: {EVIDENCE}"]
 
 
 # -- reports ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_leader_that_a_majority_contradicts_flags_itself():
+def test_a_leader_that_a_majority_contradicts_flags_itself(caplog: pytest.LogCaptureFixture):
     following = Following("n1")
     following.hear("n2", EVIDENCE)
     assert following.replica.evidence is None, "one is no majority of three"
     following.hear("n3", EVIDENCE)
     assert following.replica.evidence == EVIDENCE
-    assert following.notes == [(f"shard 0: a majority contradicts this node's batch: {EVIDENCE}", {"shard": 0})]
+    assert errors_in(caplog) == [f"shard 0: a majority contradicts this node's batch: {EVIDENCE}"]
 
 
 def test_a_flag_that_a_majority_shares_is_taken_away(following: Following):
@@ -152,6 +157,19 @@ def test_a_flag_that_a_majority_shares_is_taken_away(following: Following):
     [(text, at)] = following.notes
     assert text == "shard 0: a majority has the same row: the leader was wrong; flag taken away"
     assert at == {"shard": 0}
+
+
+def test_what_a_replicas_own_scan_has_found_is_nobody_elses_to_settle():
+    following, leading = Following("n2"), Following("n1")
+    found = following.replica.flag_scanned("things")
+    assert found is not None
+    for member in ("n1", "n3"):
+        following.hear(member, found)
+    assert following.replica.evidence == found
+    blamed = replace(found, leader="n1")
+    for member in ("n2", "n3"):
+        leading.hear(member, blamed)
+    assert leading.replica.evidence is None
 
 
 def test_a_member_that_is_healthy_again_takes_its_evidence_back():
