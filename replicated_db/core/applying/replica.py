@@ -407,12 +407,15 @@ class Replica:
         self.store.sync()
         self.evidence = evidence
 
-    def settle(self, by_hand: bytes | None = None) -> None:
+    def settle(self, by_hand: bytes | None = None, of: Evidence | None = None) -> None:
         """Take the flag away: the contradiction has been settled in this replica's favour.
 
-        When an operator settles it by hand, ``by_hand`` is the value to keep under #UNFLAGGED.
+        When an operator settles it by hand, ``by_hand`` is the value to keep under #UNFLAGGED. ``of``: the evidence
+        that was settled; other evidence that was found meanwhile stays.
         """
         with self.lock:
+            if of is not None and self.evidence is not of:
+                return
             writes: list[Write] = [(TRANSACTION_INFO, FLAG_KEY, None)]
             if by_hand is not None:
                 writes.append((TRANSACTION_INFO, UNFLAGGED_KEY, by_hand))
@@ -429,6 +432,11 @@ class Replica:
         self._barrier_digests[self.position.index] = f"{self.digests.total():016x}"
         while len(self._barrier_digests) > MAX_DIGESTS:
             del self._barrier_digests[next(iter(self._barrier_digests))]
+
+    def barrier_digests(self) -> dict[int, str]:
+        """Return the digests at the last barriers since the start: the sum over all slots in hex, by index."""
+        with self.lock:
+            return dict(self._barrier_digests)
 
     @property
     def bases(self) -> tuple[Base, ...]:

@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from faust.types import TP
 
+from replicated_db.core.applying.evidence import audit_report
 from replicated_db.core.applying.replica import Offered
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.log.reading import Reading
@@ -27,7 +28,7 @@ from stratolog.local.ports import free_ports
 from stratolog.local.processes import wait_until
 from tests.support.local.memory_broker import PARTITIONS, MemoryBroker, memory_broker
 from tests.support.replicated.following import Following
-from tests.support.replicated.kit import CHAIN, NODES, Shard, put
+from tests.support.replicated.kit import CHAIN, NODES, Node, Shard, put
 
 DEADLINE_S = 60.0
 EVIDENCE = Evidence(
@@ -157,6 +158,40 @@ def test_a_flag_that_a_majority_shares_is_taken_away(following: Following):
     [(text, at)] = following.notes
     assert text == "shard 0: a majority has the same row: the leader was wrong; flag taken away"
     assert at == {"shard": 0}
+
+
+@pytest.mark.parametrize("first", ["the barrier", "the report"])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_who_replays_a_batch_that_its_peers_settled_is_settled_at_the_next_barrier(first: str, wrong: bool):
+    """After ``admin rebuild`` a replica stayed flagged: it met the false batch, and nobody spoke of it any more."""
+    shard = Shard()
+    shard.do(put(b"a", b"1"))
+    shard.replica.store.write([("things", b"a", b"damaged")])
+    shard.lead("n1", genesis=False)  # the next claim of a leader whose row is wrong: it has read none yet
+    shard.do(put(b"a", b"2"))
+    following, peer = Following("n2", shard), Node(shard.log, "n3")
+    shard.clock.advance(10 * shard.limits.barrier_interval_ms)
+    shard.append(shard.leader.barrier(shard.clock.elapsed_ms()))
+    shard.deliver()
+    *before, barrier = range(following.replica.read_offset + 1, len(shard.log.entries))
+    for offset in before:
+        if wrong and following.replica.store.get("things", b"a") == b"1":
+            following.replica.store.write([("things", b"a", b"wrong here too")])
+        following.take(offset)
+    assert following.replica.evidence is not None
+    peer.catch_up()
+    report = audit_report(
+        peer.replica.identity, "incremental", barrier, peer.replica.position, peer.replica.digests, None, 0
+    )
+    turns = [
+        lambda: following.take(barrier),
+        lambda: following.follower.on_report(b"0/n3", {"kind": b"incremental", "flagged": b"0"}, encode(report)),
+    ]
+    for turn in turns if first == "the barrier" else turns[::-1]:
+        assert following.replica.evidence is not None
+        turn()
+    assert (following.replica.evidence is not None) is wrong, "one whose row was wrong has other sums ever after"
+    assert any("n3 and this replica hold the same behind the batch" in text for text, _ in following.notes) is not wrong
 
 
 def test_what_a_replicas_own_scan_has_found_is_nobody_elses_to_settle():
