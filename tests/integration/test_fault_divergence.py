@@ -206,7 +206,6 @@ def test_a_node_whose_row_is_changed_does_not_lead(
     put_key(client, volume, BUCKET, "afterwards", 3)
     stack.start_node(predecessor)
     stack.wait_led()
-    stack.wait_converged()
     assert flagged(stack) == {damaged}
     assert_serves_no_more(stack, damaged, volume)
     rebuild(stack, damaged)
