@@ -73,6 +73,10 @@ class Notes:
         """Log what a person may want to look at."""
         self._log(logging.WARNING, message, fields)
 
+    def error(self, message: str, **fields: Any) -> None:
+        """Log what a person must look at."""
+        self._log(logging.ERROR, message, fields)
+
     def _log(self, level: int, message: str, fields: dict[str, Any]) -> None:
         if not log.isEnabledFor(level):
             return

@@ -21,10 +21,13 @@ from replicated_db.core.errors import StoreFailure
 from replicated_db.core.log.position import Position
 from replicated_db.core.ports import Clock, StoreSnapshot
 from replicated_db.core.tables.digests import Digests
+from replicated_db.shell.logs import Notes
 from schemas.codecs.codec import encode
+from schemas.column_families import BUCKETS
 from schemas.kafka.client_settings import client_settings
 from schemas.kafka.connection import Brokers
 from schemas.records.messages import Evidence
+from schemas.records.verdict_words import SCAN
 from schemas.topics import MAX_MESSAGE_BYTES, SILENT_BROKER_MS
 
 QUEUE_MAX_MESSAGES = 200_000
@@ -107,7 +110,27 @@ class AuditReports:
             self._report(replica, "incremental", outcome.position, outcome.digests, replica.evidence)
             self._report_scanned(replica, outcome.position, outcome.digests)
         if outcome.snapshot is not None:
-            self._start_scrub(replica, outcome.position, outcome.snapshot)
+            self._start_scrub(replica, outcome, outcome.snapshot)
+
+    def judge_rows(self, replica: Replica, differences: Mapping[int, int], standing: Evidence | None) -> None:
+        """Have a replica act on a scan of all its rows: by how much they are off its sums, by slot; {} if nowhere.
+
+        Rows that are wrong end its reads and its leadership at once. ``standing``: its evidence when the scan began.
+        """
+        shard = replica.identity.shard
+        errors = Notes({shard: replica})
+        wrong = sorted({replica.families.names[slot // BUCKETS] for slot in differences})
+        if not wrong:
+            if replica.settle_scanned(standing):
+                errors.warning(f"shard {shard}: a full scan finds the rows right again; flag taken away", shard=shard)
+            return
+        if (evidence := replica.flag_scanned(wrong[0])) is not None:
+            errors.error(
+                f"shard {shard}: this replica's rows are not those of its digest: {len(differences)} buckets of "
+                f"{', '.join(wrong)}. It serves no reads and leads nothing until it is rebuilt",
+                shard=shard,
+            )
+            self._report(replica, "evidence", replica.position, Digests(replica.families), evidence)
 
     def scanned(self, replica: Replica, differences: Mapping[int, int]) -> None:
         """Take what a rolling scan has found: by how much the rows are off the replica's sums, by slot; {} if nowhere.
@@ -144,9 +167,13 @@ class AuditReports:
             if told is not None and told.says(position.offset, rows, now_ms):
                 return
             self._told[shard] = ToldScan(position.offset, rows, now_ms)
-        self._report(replica, "scrubbed", position, rows, replica.evidence)
+        # What a scan has found is in these very sums. They are told as any others, so that the audit compares them.
+        evidence = replica.evidence
+        self._report(
+            replica, "scrubbed", position, rows, None if evidence is not None and evidence.claim == SCAN else evidence
+        )
 
-    def _start_scrub(self, replica: Replica, position: Position, snapshot: StoreSnapshot) -> None:
+    def _start_scrub(self, replica: Replica, outcome: Offered, snapshot: StoreSnapshot) -> None:
         """Scan in the background, one scan per shard at a time. A scrub left out is `unknown` to the audit."""
         shard = replica.identity.shard
         with self._lock:
@@ -154,13 +181,16 @@ class AuditReports:
             self._scrubbing.add(shard)
         if busy:
             snapshot.close()
-            self._log(f"scrub of shard {shard} at {position.offset} left out: the last one still runs")
+            self._log(f"scrub of shard {shard} at {outcome.position.offset} left out: the last one still runs")
         else:
-            self._scrubber.submit(self._scrub, replica, position, snapshot)
+            self._scrubber.submit(self._scrub, replica, outcome, snapshot)
 
-    def _scrub(self, replica: Replica, position: Position, snapshot: StoreSnapshot) -> None:
+    def _scrub(self, replica: Replica, outcome: Offered, snapshot: StoreSnapshot) -> None:
+        position, standing = outcome.position, replica.evidence
         try:
             digests = replica.scan(snapshot, partial(time.sleep, SCRUB_PAUSE_S))
+            if outcome.digests is not None:
+                self.judge_rows(replica, digests.off(outcome.digests), standing)
             self._report_rows(replica, position, digests)
         except StoreFailure as error:
             self._fatal(StoreFailure(f"shard {replica.identity.shard}: scrub at {position.offset}: {error}"))

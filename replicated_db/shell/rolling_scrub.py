@@ -5,7 +5,8 @@ before it began. If there are too many rows for that within the share of time th
 the log and the status say so. A restart begins a new pass at once.
 
 Each column family has a snapshot of its own, which is held while the family is read. ``core/applying/rolling_pass``
-says why what was found at a snapshot holds at a later barrier; ``reports`` tells it there.
+says why what was found at a snapshot holds at a later barrier; ``reports`` tells it there. A replica whose rows are
+wrong is flagged at once, and serves and leads no more; a later pass that finds them right takes that flag away.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class RollingScrub(Background):
 
     def _scan(self, replica: Replica) -> int | None:
         """Scan one replica, and have told what was found; return its rows, None if the pass was ended."""
-        began_s = time.monotonic()
+        began_s, standing = time.monotonic(), replica.evidence
         rows, differences = 0, dict[int, int]()
         for cf in replica.families.names:
             found = self._scan_family(replica, cf, differences)
@@ -117,6 +118,7 @@ class RollingScrub(Background):
             ended_at_ms=time.time_ns() // 1_000_000, rows=rows, took_s=time.monotonic() - began_s,
             differing_slots=len(differences),
         )  # fmt: skip
+        self._reports.judge_rows(replica, differences, standing)
         self._reports.scanned(replica, differences)
         return rows
 
@@ -137,8 +139,6 @@ class RollingScrub(Background):
             view.close()
         if found := scan.differences():
             differences |= found
-            self._log(
-                f"{self._what} {replica.identity.shard}: rows of {cf} are not those of the digest: {len(found)} buckets"
-            )
+            self._reports.judge_rows(replica, found, None)
             self._reports.scanned(replica, dict(differences))
         return rows

@@ -1,4 +1,4 @@
-"""The words in a verdict: the verdict itself, and its basis. Pure."""
+"""The words in a verdict: the verdict itself, its basis, and the claim of a replica's own scan. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ LOG = "log"
 BASE = "base"
 """Of no replica: a DigestBase has replaced the log's sums by others."""
 BLOCKS = "blocks"
+
+SCAN = "scan"
+"""Claim of evidence that a replica's scan of its own rows has found. It blames no leader, and no peer settles it."""
 
 ALONE = "replicas:"
 """Prefix of the basis of a verdict that rests on the replicas alone; the basis of the report follows."""

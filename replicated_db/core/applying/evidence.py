@@ -7,6 +7,15 @@ from replicated_db.core.applying.identity import Identity
 from replicated_db.core.log.position import Position
 from replicated_db.core.tables.digests import Digests
 from schemas.records.messages import AuditReport, Evidence
+from schemas.records.verdict_words import SCAN
+
+
+def scan_evidence(position: Position, cf: str) -> Evidence:
+    """Return evidence that this replica's rows of ``cf`` are not those of its digest, found at ``position``."""
+    return Evidence(
+        index=position.index, offset=position.offset, term=position.term, leader="", operation=0,
+        cf=cf, key=b"", claim=SCAN, claimed=None, own=None,
+    )  # fmt: skip
 
 
 def evidence_of(claim: FalseClaim, position: Position, index: int) -> Evidence:

@@ -7,6 +7,8 @@ Rules:
       that needs the store itself flushes first.
     - A replica that finds a false claim flags itself durably and goes on applying. The flag is taken away when the
       contradiction is settled (``settle``), or at a DigestBase equal to the replica's own digest.
+    - A replica whose scan finds other rows than its digest says flags itself likewise (``flag_scanned``). Only a later
+      scan that finds the rows right takes that flag away (``settle_scanned``): all else compares digests.
 
 The leader offers its own records too, so leader, follower and recovery share one apply. Callers in several threads
 share ``lock``; this module itself starts no threads.
@@ -23,7 +25,7 @@ from xxhash import xxh3_128_digest
 
 from replicated_db.core.applying.apply import FalseClaim, plan_batch
 from replicated_db.core.applying.counted import CountedRecords
-from replicated_db.core.applying.evidence import audit_report, evidence_of
+from replicated_db.core.applying.evidence import audit_report, evidence_of, scan_evidence
 from replicated_db.core.applying.identity import Identity, check_genesis
 from replicated_db.core.applying.late import Executor
 from replicated_db.core.applying.late_apply import LateApply
@@ -49,11 +51,12 @@ from replicated_db.core.log.reading import Reading, advance, judge
 from replicated_db.core.ports import Store, StoreSnapshot, StoreView, Write
 from replicated_db.core.tables.column_families import TRANSACTION_INFO, Families
 from replicated_db.core.tables.digest_rows import DigestRows
-from replicated_db.core.tables.digests import Digests, digest_of_rows
+from replicated_db.core.tables.digests import MASK, Digests, digest_of_rows
 from replicated_db.core.trimming.bases import Base, Bases
 from replicated_db.core.trimming.places import MAX_DIGESTS, MemberPlace
 from schemas import features
 from schemas.codecs.codec import Undecodable, decode, decode_as, encode
+from schemas.column_families import BUCKETS
 from schemas.records.log import (
     Barrier,
     Batch,
@@ -67,6 +70,7 @@ from schemas.records.log import (
 )
 from schemas.records.messages import AuditReport, Evidence
 from schemas.records.record import record
+from schemas.records.verdict_words import SCAN
 
 __all__ = ["Identity", "KnownMembers", "Offered", "Replica", "ReplicaSnapshot"]
 
@@ -355,10 +359,11 @@ class Replica:
 
     def _judge_base(self, base: DigestBase, position: Position, writes: list[Write]) -> Evidence | None:
         if (base.slots, base.sums) == self.digests.slots():
-            writes.append((TRANSACTION_INFO, FLAG_KEY, None))
             row = self._bases.on_digest_base(Base(position.offset, position.index, position.chain))
             writes.append((TRANSACTION_INFO, BASES_KEY, row))
-            self.evidence = None
+            if self.evidence is not None and self.evidence.claim != SCAN:
+                writes.append((TRANSACTION_INFO, FLAG_KEY, None))
+                self.evidence = None
             return None
         self._bases.on_other(is_members=False)
         claim = FalseClaim(operation=0, cf="", key=b"", claim="base", claimed=None, own=None)
@@ -372,16 +377,45 @@ class Replica:
         """Flag this replica durably: the other replicas have shown that this one is wrong."""
         with self.lock:
             if self.evidence is None:
-                self.store.write([(TRANSACTION_INFO, FLAG_KEY, self._flag_row(evidence))])
-                self.store.sync()
-                self.evidence = evidence
+                self._flag(evidence)
 
-    def settle(self, by_hand: bytes | None = None) -> None:
-        """Take the flag away: the contradiction has been settled in this replica's favour.
+    def flag_scanned(self, cf: str) -> Evidence | None:
+        """Flag this replica durably: a scan found its rows of ``cf`` wrong. Return the evidence if that is new.
 
-        When an operator settles it by hand, ``by_hand`` is the value to keep under #UNFLAGGED.
+        It takes the place of other evidence, which others may settle.
         """
         with self.lock:
+            if self.evidence is not None and self.evidence.claim == SCAN:
+                return None
+            evidence = scan_evidence(self.position, cf)
+            self._flag(evidence)
+            return evidence
+
+    def settle_scanned(self, standing: Evidence | None) -> bool:
+        """Take a scan's flag away: a later scan has found all rows right. Return whether that was so.
+
+        ``standing`` is the evidence that stood when the later scan began: what was found since then stays.
+        """
+        with self.lock:
+            if standing is None or standing.claim != SCAN or self.evidence is not standing:
+                return False
+            self.settle()
+            return True
+
+    def _flag(self, evidence: Evidence) -> None:
+        self.store.write([(TRANSACTION_INFO, FLAG_KEY, self._flag_row(evidence))])
+        self.store.sync()
+        self.evidence = evidence
+
+    def settle(self, by_hand: bytes | None = None, of: Evidence | None = None) -> None:
+        """Take the flag away: the contradiction has been settled in this replica's favour.
+
+        When an operator settles it by hand, ``by_hand`` is the value to keep under #UNFLAGGED. ``of``: the evidence
+        that was settled; other evidence that was found meanwhile stays.
+        """
+        with self.lock:
+            if of is not None and self.evidence is not of:
+                return
             writes: list[Write] = [(TRANSACTION_INFO, FLAG_KEY, None)]
             if by_hand is not None:
                 writes.append((TRANSACTION_INFO, UNFLAGGED_KEY, by_hand))
@@ -398,6 +432,11 @@ class Replica:
         self._barrier_digests[self.position.index] = f"{self.digests.total():016x}"
         while len(self._barrier_digests) > MAX_DIGESTS:
             del self._barrier_digests[next(iter(self._barrier_digests))]
+
+    def barrier_digests(self) -> dict[int, str]:
+        """Return the digests at the last barriers since the start: the sum over all slots in hex, by index."""
+        with self.lock:
+            return dict(self._barrier_digests)
 
     @property
     def bases(self) -> tuple[Base, ...]:
@@ -446,6 +485,20 @@ class Replica:
     def scan(self, view: StoreView, pause: Callable[[], None] | None = None) -> Digests:
         """Return the digest of a full scan of ``view``: the scrub. Calls ``pause`` after each SCAN_STEP_ROWS rows."""
         return digest_of_rows(self.families, _all_rows(self.families.names, view, pause))
+
+    def lost_families(self) -> dict[int, int]:
+        """Return by how much the rows are off the digest, by slot, of families that should have rows and have none.
+
+        It reads a row of each family: a database that has lost its table files is known before it serves.
+        """
+        with self.lock:
+            self.flush()
+            found: dict[int, int] = {}
+            for position, name in enumerate(self.families.names):
+                sums = self.digests.sums[position]
+                if any(sums) and not ((page := self.store.page(name, b"", 1)).rows or page.more):
+                    found |= {position * BUCKETS + bucket: -kept & MASK for bucket, kept in enumerate(sums) if kept}
+            return found
 
     def snapshot(self) -> ReplicaSnapshot:
         """Return this moment of the replica. Close its ``rows``."""

@@ -6,15 +6,25 @@ A replica that finds a false claim flags itself and publishes the evidence. Then
     - A majority is past that index without evidence: the flagged replica is wrong. It stays flagged until it is
       repaired or rebuilt.
     - Otherwise nobody moves until an operator has the oracle decide (a DigestBase).
+
+Who replays the log meets a false batch again, long after the others have settled it. They report no evidence, but their
+digests. A replica subtracts the row that it finds, so one whose row was wrong there has other sums ever after. So a
+majority with the same digest at a later barrier has found what this replica has found: the matter is settled.
+
+What a replica finds by a scan of its own rows (claim ``scan``) says nothing about a leader, and no majority settles it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
 from schemas.records.messages import AuditReport, Evidence
+
+BATCH_CLAIMS = frozenset({"prev", "next"})
+"""Claims of a batch: those that its leader answers for."""
 
 
 class Judgement(Enum):
@@ -34,6 +44,14 @@ class QuorumDecision(NamedTuple):
     evidence: Evidence | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class BarrierDigest:
+    """A replica's digest at a barrier: the index there, and the sum over all slots in hex."""
+
+    index: int
+    total: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Quorum:
     """What each member of one shard reported last, as seen by the node ``me``."""
@@ -41,6 +59,8 @@ class Quorum:
     me: str
     members: frozenset[str]
     latest: dict[str, AuditReport] = field(default_factory=dict)
+    at_barrier: dict[str, BarrierDigest] = field(default_factory=dict)
+    """What members without evidence reported last of a barrier."""
 
     def on_report(self, report: AuditReport) -> None:
         """Take a member's report; ignore a stranger's."""
@@ -50,6 +70,24 @@ class Quorum:
     def forget(self, node: str) -> None:
         """A member has reported without evidence: its earlier evidence no longer stands."""
         self.latest.pop(node, None)
+
+    def on_barrier(self, node: str, digest: BarrierDigest) -> None:
+        """Take the digest that a member without evidence reports of a barrier; ignore a stranger's."""
+        if node in self.members:
+            self.at_barrier[node] = digest
+
+    def agreeing(self, own: Evidence, digests: Mapping[int, str]) -> list[str]:
+        """Return who makes a majority with this node at a barrier behind its evidence; nobody if it is none.
+
+        ``digests``: this node's own, by the barrier's index. One alone agrees with nobody.
+        """
+        if own.claim not in BATCH_CLAIMS:
+            return []
+        found = [
+            node for node, one in sorted(self.at_barrier.items())
+            if node in self.members - {self.me} and one.index >= own.index and digests.get(one.index) == one.total
+        ]  # fmt: skip
+        return found if len(found) + 1 >= len(self.members) // 2 + 1 else []
 
     def judge(self, own: Evidence | None) -> QuorumDecision:
         """Say what to do, given this node's standing evidence. With FLAG, return the evidence against this node.
@@ -61,12 +99,12 @@ class Quorum:
         standing = {node: r.evidence for node, r in self.latest.items() if r.evidence is not None and node in others}
         if own is not None:
             agreeing = 1 + sum(_same(own, evidence) for evidence in standing.values())
-            if agreeing >= majority and own.leader != self.me and own.claim != "base":
+            if agreeing >= majority and own.leader != self.me and own.claim in BATCH_CLAIMS:
                 return QuorumDecision(Judgement.SETTLE)
             return QuorumDecision(Judgement.NOTHING)
         for evidence in standing.values():
             against = sum(_same(evidence, other) for other in standing.values())
-            if evidence.leader == self.me and evidence.claim != "base" and against >= majority:
+            if evidence.leader == self.me and evidence.claim in BATCH_CLAIMS and against >= majority:
                 return QuorumDecision(Judgement.FLAG, evidence)
         return QuorumDecision(Judgement.NOTHING)
 

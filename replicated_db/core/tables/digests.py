@@ -133,6 +133,15 @@ class Digests:
                     sums.append((value ^ SIGN) - SIGN)
         return DigestSlots(numbers, sums)
 
+    def off(self, kept: Digests) -> dict[int, int]:
+        """Return by how much these sums are off ``kept`` mod 2^64, by slot; {} if they are equal."""
+        return {
+            position * BUCKETS + bucket: (found - known) & MASK
+            for position, (row, other) in enumerate(zip(self.sums, kept.sums, strict=True))
+            for bucket, (found, known) in enumerate(zip(row, other, strict=True))
+            if found != known
+        }
+
     def total(self) -> int:
         """Return the sum over all slots mod 2^64: the one number that people compare."""
         return sum(map(sum, self.sums)) & MASK

@@ -31,14 +31,16 @@ from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.leading.leader import Effective, LeaderLimits, Service
 from replicated_db.core.log.log_reads import EndPatience, read_log
 from replicated_db.core.log.position import Position
-from replicated_db.core.log.quorum import Judgement, Quorum
+from replicated_db.core.log.quorum import BATCH_CLAIMS, BarrierDigest, Judgement, Quorum
 from replicated_db.core.log.reading import Reading
 from replicated_db.core.ports import Clock, Ids, Log, LogUnavailable, Store, StoreSnapshot
 from replicated_db.core.tables.column_families import Families
+from replicated_db.core.tables.digests import MASK
 from replicated_db.shell.leader_loop import Intake, LeaderLoop, Outbox, Publisher
-from replicated_db.shell.logs import Note
+from replicated_db.shell.logs import Note, Notes
 from schemas.records.log import RequestPosition
 from schemas.records.messages import AuditReport
+from schemas.records.verdict_words import INCREMENTAL
 
 if TYPE_CHECKING:
     from replicated_db.shell.tracing.leader_spans import LeaderSpans
@@ -155,26 +157,52 @@ class ReplicatedDatabase:
     def _publish(self, offset: int, outcome: Offered) -> None:
         shard = self.shard
         if outcome.reading is Reading.COUNTS:
+            if outcome.digests is not None:
+                self._settle_by_digests()
             self._reports.publish(self.replica, outcome)
             if outcome.evidence is not None:
-                self._note(f"shard {shard}: false claim found: {outcome.evidence}", shard=shard)
+                self._error(f"shard {shard}: false claim found: {outcome.evidence}")
         elif outcome.reading is not None and outcome.reading is not Reading.VALID_CLAIM:
             self._note(f"shard {shard}, offset {offset}: {outcome.reading.value}", shard=shard, offset=offset)
 
     def hear(self, report: AuditReport) -> None:
-        """Take a member's report with evidence, and act on what it settles."""
+        """Take a member's report, and act on what it settles."""
         quorum, shard = self._quorum, self.shard
         quorum.members = frozenset(self.replica.state.replicas) or self._members
         quorum.on_report(report)
-        judgement, evidence = quorum.judge(self.replica.evidence)
+        if report.evidence is None and report.basis == INCREMENTAL:
+            quorum.on_barrier(report.node, BarrierDigest(report.index, f"{sum(report.sums) & MASK:016x}"))
+            self._settle_by_digests()
+        own = self.replica.evidence
+        judgement, evidence = quorum.judge(own)
         if judgement is Judgement.SETTLE:
             self._note(
                 f"shard {shard}: a majority has the same row: the leader was wrong; flag taken away", shard=shard
             )
-            self.replica.settle()
+            self.replica.settle(of=own)
         elif judgement is Judgement.FLAG and evidence is not None:
-            self._note(f"shard {shard}: a majority contradicts this node's batch: {evidence}", shard=shard)
+            self._error(f"shard {shard}: a majority contradicts this node's batch: {evidence}")
             self.replica.flag(evidence)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether digests of healthy members may take this replica's flag away."""
+        evidence = self.replica.evidence
+        return evidence is not None and evidence.claim in BATCH_CLAIMS
+
+    def _settle_by_digests(self) -> None:
+        """Take the flag away if a majority has the same digest at a barrier behind the evidence."""
+        own = self.replica.evidence
+        if own is not None and (agreeing := self._quorum.agreeing(own, self.replica.barrier_digests())):
+            self._note(
+                f"shard {self.shard}: {', '.join(agreeing)} and this replica hold the same behind the batch at index "
+                f"{own.index}: it is settled; flag taken away",
+                shard=self.shard,
+            )
+            self.replica.settle(of=own)
+
+    def _error(self, message: str) -> None:
+        Notes({self.shard: self.replica}).error(message, shard=self.shard)
 
     def hear_healthy(self, node: str) -> None:
         """Take a member's report without evidence: its earlier evidence no longer stands."""

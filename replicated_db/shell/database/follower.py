@@ -22,6 +22,7 @@ from replicated_db.shell.database.database import ReplicatedDatabase
 from replicated_db.shell.logs import Note
 from schemas.codecs.codec import Undecodable, decode_as
 from schemas.records.messages import AuditReport
+from schemas.records.verdict_words import INCREMENTAL
 
 if TYPE_CHECKING:
     from replicated_db.shell.tracing.follower_spans import FollowerSpans
@@ -106,17 +107,21 @@ class Follower:
             spans.applied(message.headers, shard, offset, round(message.timestamp * 1000), begun_ns)
 
     def on_report(self, key: bytes | None, headers: Mapping[str, bytes], value: bytes | None) -> None:
-        """Have a member's report heard. A healthy member's says so in its headers, and is not decoded.
+        """Have a member's report heard. A healthy member's says so in its headers.
 
-        Any other record on the topic is skipped.
+        It is not decoded, unless its digest may settle this node's evidence. Any other record on the topic is skipped.
         """
-        if headers.get("kind") == NO_REPLICA_REPORT:
+        kind = headers.get("kind")
+        if kind == NO_REPLICA_REPORT:
             return
         if headers.get("flagged") == b"0":
+            decodes = False
             shard, _, node = (key or b"").decode(errors="replace").partition("/")
             if PARTITION.fullmatch(shard) and (database := self._databases.get(int(shard))) is not None:
                 database.hear_healthy(node)
-            return
+                decodes = database.unsettled and kind == INCREMENTAL.encode()
+            if not decodes:
+                return
         try:
             report = decode_as(AuditReport, value or b"")
         except Undecodable as error:

@@ -157,8 +157,12 @@ class DatabaseHost:
         return self.add(open_replica(place, policy, note), place.log, service)
 
     def add(self, replica: Replica, log: Log, service: DatabaseService) -> ReplicatedDatabase:
-        """Add the database of a replica that is open and checked against ``log``."""
+        """Add the database of a replica that is open and checked against ``log``.
+
+        One that has lost its rows is flagged first: it never serves or leads.
+        """
         shard = replica.identity.shard
+        self.reports.judge_rows(replica, replica.lost_families(), None)
         database = ReplicatedDatabase(
             replica, log, service, clock=self.clock, ids=SystemIds(), follower_log=self.log(shard),
             members=self.settings.members, note=self.note,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from enum import Enum
 
 from schemas.records.messages import Verdict
-from schemas.records.verdict_words import DIVERGED, EVIDENCE, INCREMENTAL, LOG, SCRUBBED, UNKNOWN, alone_basis
+from schemas.records.verdict_words import DIVERGED, EVIDENCE, INCREMENTAL, LOG, SCAN, SCRUBBED, UNKNOWN, alone_basis
 from spark_streaming.records.core.reading import Header
 from spark_streaming.verdicts.core.audited_shard import AuditedShard
 from spark_streaming.verdicts.core.inputs import ReplicaReport, ReportKey, ReportPlace
@@ -104,7 +104,9 @@ class ReportMatching:
     def _judge_evidence(self, report: ReplicaReport, now_ms: int) -> Iterator[Verdict]:
         position = self._state.position
         if not position.seeks_base and report.index >= position.base_index:
-            reason = "the replica found another row than the log claims"
+            scanned = report.evidence is not None and report.evidence.claim == SCAN
+            found = "rows that are not those of its digest" if scanned else "another row than the log claims"
+            reason = f"the replica found {found}"
             yield self._audited.verdict_on(report, DIVERGED, EVIDENCE, reason, now_ms)
 
     def _match(self, barrier: KeptBarrier, waiting: Waiting, report: ReplicaReport, now_ms: int) -> Iterator[Verdict]:

@@ -24,7 +24,19 @@ from replicated_db.shell.rocks import RocksStore
 from schemas.codecs.codec import encode
 from schemas.records.log import Checkpoint, LeaderClaim, LogRecord
 from tests.support.local.secret import SECRET
-from tests.support.replicated.kit import CLUSTER, FAMILIES, NODES, NONCE, START_MS, batch, genesis, put, result
+from tests.support.replicated.kit import (
+    CLUSTER,
+    FAMILIES,
+    NODES,
+    NONCE,
+    START_MS,
+    batch,
+    delete,
+    genesis,
+    hash_of,
+    put,
+    result,
+)
 from transport.web.http_guard import HttpGuard
 from transport.web.http_server import HttpServer
 from transport.web.listening import listen, port_of
@@ -61,6 +73,17 @@ class Log:
         self._offer(
             replace(record, term=position.term, nonce=position.nonce, seq=position.seq + 1, prev_chain=position.chain)
         )
+
+    def remove_newest(self, rows: int) -> None:
+        """Append a batch that removes the last ``rows`` rows of ``things``."""
+        index = self.author.position.index + 1
+        newest = list(self.author.store.iterate("things", b""))[-rows:]
+        self._count(
+            batch(
+                *(delete(key, prev=hash_of("things", key, value)) for key, value in newest), results=[result(index)],
+                first_index=index, last_index=index, timestamp_ms=self.author.position.timestamp_ms + 10,
+            )
+        )  # fmt: skip
 
     def write(self, rows: int, size: int = 200, checkpoint: str | None = None) -> None:
         """Append batches of ten fresh rows each, the first one with a checkpoint before it."""

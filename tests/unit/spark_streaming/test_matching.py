@@ -211,8 +211,19 @@ def test_evidence_is_diverged_at_once_and_while_the_replica_is_flagged():
     for verdict in (first, second):
         assert (verdict.node, verdict.verdict, verdict.basis) == ("om2", "diverged", "evidence")
         assert verdict.evidence == evidence.evidence
+    assert second.reason == "the replica found another row than the log claims"
     healed = log.barrier()
     assert told(auditor.take(log.values, [log.report(healed, "om2")])) == {("om2", "equal", "incremental"): 1}
+
+
+def test_what_a_replicas_own_scan_has_found_is_told_as_such():
+    log = simple_log()
+    report = log.evidence_report("om2", "keyTable", b"")
+    assert report.evidence is not None
+    found = replace(report, evidence=replace(report.evidence, claim="scan", leader="", own=None))
+    (verdict,) = Auditor().take(log.values, [found])
+    assert (verdict.verdict, verdict.basis) == ("diverged", "evidence")
+    assert verdict.reason == "the replica found rows that are not those of its digest"
 
 
 def test_evidence_that_waits_for_its_barrier_survives_the_store():

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from replicated_db.core.log.quorum import Judgement, Quorum
+from replicated_db.core.log.quorum import BarrierDigest, Judgement, Quorum
 from schemas.records.messages import AuditReport, Evidence
 
 MEMBERS = frozenset({"n1", "n2", "n3"})
@@ -67,6 +67,32 @@ def test_a_digest_base_is_never_settled_by_number():
     base = replace(EVIDENCE, claim="base", cf="", key=b"", own=None)
     assert judged("n1", {"n2": base, "n3": base}) is Judgement.NOTHING
     assert judged("n2", {"n3": base}, base) is Judgement.NOTHING
+
+
+@pytest.mark.parametrize("me", ["n1", "n3"])
+def test_who_replays_a_settled_batch_is_settled_by_a_majority_of_digests(me: str):
+    """n1 wrote the false batch, and was built anew; n3 only replays it."""
+    quorum = Quorum(me=me, members=MEMBERS)
+    own = {3: "aa", 7: "bb"}
+    assert quorum.agreeing(EVIDENCE, own) == []
+    for digest in (BarrierDigest(2, "aa"), BarrierDigest(7, "bc"), BarrierDigest(8, "bb")):
+        quorum.on_barrier("n2", digest)
+        assert quorum.agreeing(EVIDENCE, own | {2: "aa"}) == [], "before the batch; other rows; not there yet"
+    quorum.on_barrier("n9", BarrierDigest(7, "bb"))
+    quorum.on_barrier(me, BarrierDigest(7, "bb"))
+    assert quorum.agreeing(EVIDENCE, own) == [], "neither a stranger nor itself"
+    quorum.on_barrier("n2", BarrierDigest(7, "bb"))
+    assert quorum.agreeing(EVIDENCE, own) == ["n2"]
+    for claim in ("base", "scan"):
+        assert quorum.agreeing(replace(EVIDENCE, claim=claim), own) == []
+    quorum.members = MEMBERS | {"n4"}
+    assert quorum.agreeing(EVIDENCE, own) == [], "two of four"
+
+
+def test_one_alone_settles_nothing_by_its_digest():
+    quorum = Quorum(me="n1", members=frozenset({"n1"}))
+    quorum.on_barrier("n1", BarrierDigest(7, "bb"))
+    assert quorum.agreeing(EVIDENCE, {7: "bb"}) == []
 
 
 def test_strangers_are_not_heard_and_the_latest_report_counts():

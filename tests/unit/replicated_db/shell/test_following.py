@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from faust.types import TP
 
+from replicated_db.core.applying.evidence import audit_report
 from replicated_db.core.applying.replica import Offered
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.log.reading import Reading
@@ -26,7 +28,7 @@ from stratolog.local.ports import free_ports
 from stratolog.local.processes import wait_until
 from tests.support.local.memory_broker import PARTITIONS, MemoryBroker, memory_broker
 from tests.support.replicated.following import Following
-from tests.support.replicated.kit import CHAIN, NODES, Shard, put
+from tests.support.replicated.kit import CHAIN, NODES, Node, Shard, put
 
 DEADLINE_S = 60.0
 EVIDENCE = Evidence(
@@ -122,23 +124,27 @@ def test_a_gap_that_cannot_be_filled_ends_the_process(following: Following):
     assert isinstance(following.errors[0], StopProcess)
 
 
-def test_a_false_claim_is_published_and_noted(following: Following):
+def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_false_claim_is_published_and_an_error_in_the_log(following: Following, caplog: pytest.LogCaptureFixture):
     outcome = Offered(reading=Reading.COUNTS, position=following.replica.position, evidence=EVIDENCE)
     following.database._publish(7, outcome)
     assert following.published == [(following.replica, outcome)]
-    assert following.notes == [(f"shard 0: false claim found: {EVIDENCE}", {"shard": 0})]
+    assert errors_in(caplog) == [f"shard 0: false claim found: {EVIDENCE}"]
 
 
 # -- reports ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_leader_that_a_majority_contradicts_flags_itself():
+def test_a_leader_that_a_majority_contradicts_flags_itself(caplog: pytest.LogCaptureFixture):
     following = Following("n1")
     following.hear("n2", EVIDENCE)
     assert following.replica.evidence is None, "one is no majority of three"
     following.hear("n3", EVIDENCE)
     assert following.replica.evidence == EVIDENCE
-    assert following.notes == [(f"shard 0: a majority contradicts this node's batch: {EVIDENCE}", {"shard": 0})]
+    assert errors_in(caplog) == [f"shard 0: a majority contradicts this node's batch: {EVIDENCE}"]
 
 
 def test_a_flag_that_a_majority_shares_is_taken_away(following: Following):
@@ -152,6 +158,53 @@ def test_a_flag_that_a_majority_shares_is_taken_away(following: Following):
     [(text, at)] = following.notes
     assert text == "shard 0: a majority has the same row: the leader was wrong; flag taken away"
     assert at == {"shard": 0}
+
+
+@pytest.mark.parametrize("first", ["the barrier", "the report"])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_who_replays_a_batch_that_its_peers_settled_is_settled_at_the_next_barrier(first: str, wrong: bool):
+    """After ``admin rebuild`` a replica stayed flagged: it met the false batch, and nobody spoke of it any more."""
+    shard = Shard()
+    shard.do(put(b"a", b"1"))
+    shard.replica.store.write([("things", b"a", b"damaged")])
+    shard.lead("n1", genesis=False)  # the next claim of a leader whose row is wrong: it has read none yet
+    shard.do(put(b"a", b"2"))
+    following, peer = Following("n2", shard), Node(shard.log, "n3")
+    shard.clock.advance(10 * shard.limits.barrier_interval_ms)
+    shard.append(shard.leader.barrier(shard.clock.elapsed_ms()))
+    shard.deliver()
+    *before, barrier = range(following.replica.read_offset + 1, len(shard.log.entries))
+    for offset in before:
+        if wrong and following.replica.store.get("things", b"a") == b"1":
+            following.replica.store.write([("things", b"a", b"wrong here too")])
+        following.take(offset)
+    assert following.replica.evidence is not None
+    peer.catch_up()
+    report = audit_report(
+        peer.replica.identity, "incremental", barrier, peer.replica.position, peer.replica.digests, None, 0
+    )
+    turns = [
+        lambda: following.take(barrier),
+        lambda: following.follower.on_report(b"0/n3", {"kind": b"incremental", "flagged": b"0"}, encode(report)),
+    ]
+    for turn in turns if first == "the barrier" else turns[::-1]:
+        assert following.replica.evidence is not None
+        turn()
+    assert (following.replica.evidence is not None) is wrong, "one whose row was wrong has other sums ever after"
+    assert any("n3 and this replica hold the same behind the batch" in text for text, _ in following.notes) is not wrong
+
+
+def test_what_a_replicas_own_scan_has_found_is_nobody_elses_to_settle():
+    following, leading = Following("n2"), Following("n1")
+    found = following.replica.flag_scanned("things")
+    assert found is not None
+    for member in ("n1", "n3"):
+        following.hear(member, found)
+    assert following.replica.evidence == found
+    blamed = replace(found, leader="n1")
+    for member in ("n2", "n3"):
+        leading.hear(member, blamed)
+    assert leading.replica.evidence is None
 
 
 def test_a_member_that_is_healthy_again_takes_its_evidence_back():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -22,9 +24,12 @@ from replicated_db.shell.bootstrap.opening import ReplicaToOpen
 from replicated_db.shell.database import host as module
 from replicated_db.shell.database.database import DatabaseService
 from replicated_db.shell.database.host import DatabaseHost, HostSettings
+from replicated_db.shell.reports import AuditReports
 from replicated_db.shell.rocks import RocksStore
 from stratolog.local.ports import free_ports
+from tests.support.local.memory_broker import memory_broker
 from tests.support.local.secret import SECRET
+from tests.support.replicated import transfers
 from tests.support.replicated.kit import FAMILIES, START_MS, Kit
 from transport.web.http_guard import HttpGuard
 
@@ -38,6 +43,11 @@ class Reports:
         self.ended: list[str] = []
 
     def publish(self, replica: Any, outcome: Any) -> None: ...
+
+    def scanned(self, replica: Any, differences: Any) -> None: ...
+
+    def judge_rows(self, replica: Any, differences: Any, standing: Any) -> None:
+        assert not differences
 
     def close(self) -> None:
         self.ended.append("reports")
@@ -96,6 +106,55 @@ def test_a_database_that_is_opened_is_hosted(host: LocalLogs, tmp_path: Path) ->
     assert not host.leads(SHARD + 1), "no shard of this process"
     database.loop.leading = True
     assert host.leads(SHARD)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_database_whose_manifest_was_cut_is_flagged_before_it_serves(
+    host: LocalLogs, tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: bool
+) -> None:
+    """RocksDB opens it with the newest position and digests, without its table files, and says nothing."""
+    source = transfers.Log(cluster="test", shard=SHARD, shards=8)
+    node = place(host, tmp_path / "before").make()
+    node.adopt_topic(source.log.topic_id(), None)
+
+    def catch_up() -> None:
+        for entry in source.log.read(node.read_offset + 1, 1_000, 0):
+            node.offer(entry.offset, entry.value)
+
+    source.write(300)
+    catch_up()
+    manifest = next((tmp_path / "before" / f"shard-{SHARD}").glob("MANIFEST-*"))
+    whole = manifest.stat().st_size
+    store: Any = node.store
+    store.write_files()
+    source.write(10)
+    source.remove_newest(10)
+    catch_up()
+    # As after a crash: nothing is closed.
+    shutil.copytree(tmp_path / "before", tmp_path / "after")
+    position, digests = node.position, node.digests.copy()
+    node.store.close()
+    if cut:
+        os.truncate(tmp_path / "after" / f"shard-{SHARD}" / manifest.name, whole)
+    host.local_log = source.log
+    with memory_broker() as broker:
+        broker.create("audit")
+        failed: list[Any] = []
+        reports = AuditReports(broker.bootstrap_servers, "audit", host.clock, failed.append, failed.append)
+        host.reports, before = reports, host.reports
+        replica = opened(host, tmp_path / "after").replica
+        reports.close()
+        host.reports = before
+    assert not failed
+    assert (replica.position, replica.digests) == (position, digests)
+    assert (replica.scan(replica.store) != digests) is cut
+    assert (replica.evidence is not None) is cut
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [text.partition(":")[2].partition(":")[0] for text in errors] == (
+        [" this replica's rows are not those of its digest"] if cut else []
+    )
+    with suppress(Exception):  # RocksDB has lost count of its files
+        replica.store.close()
 
 
 def test_a_policy_has_the_processs_secret_and_bound(host: LocalLogs) -> None:

@@ -13,6 +13,7 @@ from replicated_db.core.tables.memory import MemoryStore
 from replicated_db.shell.reports import REPEAT_MS, AuditReports
 from replicated_db.shell.rolling_scrub import RollingScrub
 from schemas.codecs.codec import decode_as
+from schemas.records.log import DigestBase
 from schemas.records.messages import AuditReport
 from tests.support.local.memory_broker import MemoryBroker, memory_broker
 from tests.support.local.waiting import eventually
@@ -69,12 +70,24 @@ class Case:
         view.close()
         self.reports.publish(self.replica, Offered(reading=None, position=self.replica.position, digests=digests))
 
-    def told(self) -> list[AuditReport]:
-        """Return the reports of scans."""
+    def scan(self, how: str) -> None:
+        """Scan all rows once: in a pass of the rolling scrub, or at a barrier."""
+        if how == "a pass":
+            scrub = self.scrub()
+            eventually(lambda: scrub.last(0))
+            scrub.stop()
+            return
+        _, digests, snapshot = self.replica.snapshot()
+        outcome = Offered(reading=None, position=self.replica.position, digests=digests, snapshot=snapshot)
+        self.reports.publish(self.replica, outcome)
+        eventually(lambda: not self.reports._scrubbing)
+
+    def told(self, basis: str = "scrubbed") -> list[AuditReport]:
+        """Return the reports on one basis; by default those of scans."""
         self.close()
         messages = self._broker.read(TOPIC, self._broker.count(TOPIC)) if self._broker.count(TOPIC) else []
         found = [decode_as(AuditReport, one.value() or b"") for one in messages]
-        return [one for one in found if one.basis == "scrubbed"]
+        return [one for one in found if one.basis == basis]
 
     def close(self) -> None:
         for scrub in self.scrubs:
@@ -119,7 +132,57 @@ def test_a_row_that_changed_at_rest_is_reported_as_it_is_at_a_later_barrier(case
     scanned = case.replica.scan(case.replica.store)
     assert (report.slots, report.sums) == tuple(scanned.slots())
     assert scanned != case.replica.digests, "the kept sums never lose the damage"
-    assert "rows of things are not those of the digest: 1 buckets" in case.noted[0]
+    assert (report.flagged, report.evidence) == (False, None), "the sums say it: the audit compares them"
+
+
+@pytest.mark.parametrize("how", ["a pass", "a scrub barrier"])
+def test_a_replica_whose_rows_are_wrong_serves_and_leads_no_more_until_a_scan_finds_them_right(
+    case: Case, caplog: pytest.LogCaptureFixture, how: str
+):
+    right = case.replica.store.get(*ROW)
+    case.barrier()
+    case.damage()
+    case.scan(how)
+    evidence = case.replica.evidence
+    assert evidence is not None
+    assert (evidence.claim, evidence.cf, evidence.leader) == ("scan", "things", "")
+    (error,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "rows are not those of its digest: 1 buckets of things. It serves no reads and leads nothing" in error
+    assert case.replica.durable_place().flagged
+    case.replica = case.shard.node.restart().replica
+    assert case.replica.evidence == evidence, "the flag is durable"
+    case.scan(how)
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1, "it is told once"
+    case.damage(right)
+    case.scan(how)
+    assert case.replica.evidence is None
+    assert [(one.basis, one.evidence) for one in case.told("evidence")] == [("evidence", evidence)]
+
+
+def test_a_scan_that_began_before_the_damage_was_found_takes_no_flag_away(case: Case):
+    standing = case.replica.evidence
+    case.reports.judge_rows(case.replica, {3: 17}, None)
+    case.reports.judge_rows(case.replica, {}, standing)
+    assert case.replica.evidence is not None
+
+
+def test_a_base_equal_to_the_digest_does_not_make_rows_right(case: Case):
+    case.damage()
+    case.reports.judge_rows(case.replica, {3: 17}, None)
+    evidence = case.replica.evidence
+    slots, sums = case.replica.digests.slots()
+    base = DigestBase(
+        term=1,
+        nonce=b"",
+        seq=1,
+        prev_chain=b"",
+        index=case.replica.position.index,
+        slots=slots,
+        sums=sums,
+        basis="test",
+    )
+    assert case.replica._judge_base(base, case.replica.position, []) is None
+    assert case.replica.evidence == evidence
 
 
 def test_while_nothing_is_written_the_last_barrier_is_named(case: Case):
