@@ -566,7 +566,7 @@ def test_another_thread_may_end_a_key_while_its_block_is_written(begin: Begin, h
     thread.join()
     writing.world.logs[1].refuse = None
     assert ended, "it did not wait for the datanodes"
-    assert ("no longer wanted" if how == "interrupt" else "is closed") in str(raised[0])
+    assert ("no longer wanted" if how == "interrupt" else "was aborted") in str(raised[0])
     writing.settle()
     assert writing.kinds("k") == []
     assert ("v", "b", "k") not in writing.world.cluster.keys
