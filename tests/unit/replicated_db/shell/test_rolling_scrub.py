@@ -75,7 +75,7 @@ class Case:
         if how == "a pass":
             scrub = self.scrub()
             eventually(lambda: scrub.last(0))
-            scrub.stop()
+            scrub.close()
             return
         _, digests, snapshot = self.replica.snapshot()
         outcome = Offered(reading=None, position=self.replica.position, digests=digests, snapshot=snapshot)
