@@ -10,9 +10,11 @@ import random
 from dataclasses import replace
 from typing import Any
 
+from xxhash import xxh3_128_digest
+
 from om_processors.execution.requests import LATE_REQUEST_TYPES
 from replicated_db.core.tables.merge import decode_int64, encode_int64
-from replicated_db.core.trimming.trim_rule import TrimFacts, TrimWish, decide
+from replicated_db.core.trimming.trim_rule import TrimFacts, TrimWish, decide, lost
 from schemas.codecs.codec import decode, encode, encode_at
 from schemas.column_families import (
     DELETED_TABLE,
@@ -264,6 +266,9 @@ class Faults:
             return
         answers = {name: node.durable_place() for name, node in world.nodes.items()}
         entries = world.log.entries
+        for name, place in answers.items():
+            if not isinstance(place, str) and world.log.first <= place.offset < len(entries):
+                answers[name] = lost(place, xxh3_128_digest(entries[place.offset].value).hex()) or place
         logged_at_ms = {
             base: entries[base.offset].timestamp_ms for base in own.bases
             if base.offset < len(entries) and isinstance(decode(entries[base.offset].value), DigestBase)

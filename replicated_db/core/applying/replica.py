@@ -475,7 +475,7 @@ class Replica:
                 node=self.identity.node, cluster=self.identity.cluster, shard=self.identity.shard,
                 offset=position.offset, keeps_from=min((self._keeps_from(), *self._held)), index=position.index,
                 flagged=self.evidence is not None, members=self.state.replicas, bases=self._bases.whole,
-                digests=tuple(digests.items()), holds=tuple(holds),
+                digests=tuple(digests.items()), holds=tuple(holds), record_hash=position.record_hash.hex(),
             )  # fmt: skip
         self.store.sync()
         return place

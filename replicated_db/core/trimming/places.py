@@ -26,7 +26,8 @@ class MemberPlace:
 
     ``offset``: its durable position, -1 if it has read nothing. ``keeps_from``: the first offset that it may read again
     (it compares the record at its position with the log, and a candidate reads again from its anchor). ``digests``:
-    pairs of an index and the digest there. ``holds``: offsets from which transfers still need the log.
+    pairs of an index and the digest there. ``holds``: offsets from which transfers still need the log. ``record_hash``:
+    of the record at ``offset``, in hexadecimal; empty if an earlier version answers.
     """
 
     node: str
@@ -40,6 +41,7 @@ class MemberPlace:
     bases: tuple[Base, ...] = ()
     digests: tuple[tuple[int, str], ...] = ()
     holds: tuple[int, ...] = ()
+    record_hash: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as plain values."""
@@ -47,7 +49,7 @@ class MemberPlace:
             "node": self.node, "cluster": self.cluster, "shard": self.shard, "offset": self.offset,
             "keeps_from": self.keeps_from, "index": self.index, "flagged": self.flagged, "members": list(self.members),
             "bases": [[base.offset, base.index, base.chain.hex()] for base in self.bases], "digests": [list(pair) for pair in self.digests],
-            "holds": list(self.holds),
+            "holds": list(self.holds), "record_hash": self.record_hash,
         }  # fmt: skip
 
     @classmethod
@@ -68,6 +70,7 @@ class MemberPlace:
             bases=tuple(_base(item) for item in _items(answer, "bases", MAX_BASES)),
             digests=tuple(_digest(item) for item in _items(answer, "digests", MAX_DIGESTS + 1)),
             holds=tuple(_numbers(_items(answer, "holds", MAX_HOLDS))),
+            record_hash=_text(answer, "record_hash") if "record_hash" in answer else "",
         )  # fmt: skip
 
 

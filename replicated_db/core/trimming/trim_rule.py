@@ -5,8 +5,8 @@ trimmed to the newest *base* (``bases``) at or below that limit, so that a trimm
 the audit can begin. Rules:
 
     members     every member of the log's last Members record has told its durable position, but for those that are
-                left behind. No member needs what lies before its own ``keeps_from``. None has read past the log's
-                end: a log that has lost its end may have to rebuild all of them.
+                left behind. No member needs what lies before its own ``keeps_from``. The log has what each has read
+                (:func:`lost`): one that has lost its end may have to rebuild all of them.
     majority    what is deleted is in the fsynced state of a majority of all members; flagged members do not count
     transfers   no transfer of a checkpoint needs the records from its position on
     audit       the audit has judged what lies before, or has been silent for AUDIT_SILENCE_MS since the base was logged
@@ -113,6 +113,16 @@ def members_of(answers: Mapping[str, MemberPlace | str]) -> tuple[str, ...]:
     return max(known, key=lambda place: place.offset).members if known else ()
 
 
+def lost(place: MemberPlace, found: str | None) -> str | None:
+    """Say that the log has no longer what a member has read last; None if it has, or an earlier version answers.
+
+    ``found``: the hash of the log's record at the member's offset, None if there is none.
+    """
+    if place.offset < 0 or not place.record_hash or found == place.record_hash:
+        return None
+    return f"the log does not hold at {place.offset} what it has read there: the log has lost its end"
+
+
 def decide(facts: TrimFacts, wish: TrimWish) -> TrimDecision:
     """Return how far the log may be trimmed, with the finding of every rule."""
     members = members_of(facts.answers)
@@ -147,7 +157,9 @@ def decide(facts: TrimFacts, wish: TrimWish) -> TrimDecision:
 
 def _members(facts: TrimFacts, wish: TrimWish, members: Sequence[str]) -> RuleFinding:
     if not members:
-        return RuleFinding(rule="members", allows=NOTHING, why="no node that answers knows the shard's members")
+        told = "; ".join(f"{name}: {why}" for name, why in facts.answers.items() if isinstance(why, str))
+        why = "no node that answers knows the shard's members" + (f" ({told})" if told else "")
+        return RuleFinding(rule="members", allows=NOTHING, why=why)
     slowest: MemberPlace | None = None
     for name in members:
         if name in wish.leave_behind:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
+from xxhash import xxh3_128_digest
 
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.ports import LogBounds, LogUnavailable, OffsetOutOfRange
@@ -43,6 +44,16 @@ class KafkaRecords:
         finally:
             self._log.rest()
         return None
+
+    def hash_at(self, offset: int) -> str | None:
+        """Return the hash of the record at ``offset``, None if it cannot be read; raises LogUnavailable."""
+        try:
+            entries = self._log.read(offset, 1, READ_WAIT_S)
+        except (OffsetOutOfRange, StopProcess):
+            return None
+        finally:
+            self._log.rest()
+        return xxh3_128_digest(entries[0].value).hex() if entries and entries[0].offset == offset else None
 
     def first_logged_at_ms(self) -> int | None:
         """Return when the log's first record was appended, None if there is none; raises LogUnavailable."""

@@ -11,7 +11,7 @@ from threading import Lock
 
 from replicated_db.core.trimming.bases import Base
 from replicated_db.core.trimming.places import MemberPlace, agreeing
-from replicated_db.core.trimming.trim_rule import TrimDecision, TrimFacts, TrimWish, decide, members_of
+from replicated_db.core.trimming.trim_rule import TrimDecision, TrimFacts, TrimWish, decide, lost, members_of
 from replicated_db.shell.process import END_WAIT_S
 from replicated_db.shell.trimming.kafka_records import KafkaRecords
 from replicated_db.shell.trimming.member_calls import MemberCalls
@@ -99,6 +99,9 @@ class LogTrimmer:
         audit = self._verdicts.place(partition)
         records = self._of(partition)
         first, end = records.bounds()
+        for name, place in answers.items():
+            if isinstance(place, MemberPlace) and place.record_hash and first <= place.offset < end:
+                answers[name] = lost(place, records.hash_at(place.offset)) or place
         facts = TrimFacts(
             first=first, end=end, now_ms=now_ms, answers=answers, audit=audit,
             logged_at_ms=self._times(partition, first, own.bases),

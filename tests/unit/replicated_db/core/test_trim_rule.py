@@ -10,7 +10,7 @@ import pytest
 from replicated_db.core.trimming.audit_view import audit_place
 from replicated_db.core.trimming.bases import MAX_BASES, Base, Bases
 from replicated_db.core.trimming.places import MAX_DIGESTS, MAX_HOLDS, AuditPlace, MemberPlace, agreeing
-from replicated_db.core.trimming.trim_rule import AUDIT_SILENCE_MS, TrimFacts, TrimWish, decide
+from replicated_db.core.trimming.trim_rule import AUDIT_SILENCE_MS, TrimFacts, TrimWish, decide, lost
 from schemas.records.messages import Verdict
 from transport.topics.core.latest_verdicts import LatestVerdicts
 
@@ -56,6 +56,15 @@ def test_a_log_that_has_lost_what_a_member_has_read_is_kept_whole():
     assert decide(facts, TrimWish()).offset == 0
     assert why(facts, "members") == "n2 has read offset 40, but the log ends at 40: it has lost its end"
     assert decide(facts, TrimWish(leave_behind=frozenset({"n2"}))).offset == 30
+
+
+def test_a_member_whose_last_record_the_log_has_not_is_not_known():
+    read = place("n2", record_hash="ab" * 16)
+    assert lost(read, "ab" * 16) is None
+    assert lost(place("n2"), None) is None, "an earlier version says no hash"
+    assert lost(replace(read, offset=-1), None) is None
+    assert "does not hold at 35 what it has read there" in str(lost(read, "cd" * 16))
+    assert "has lost its end" in str(lost(read, None))
 
 
 def test_a_member_that_joined_meanwhile_is_known_from_the_member_that_read_furthest():

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from xxhash import xxh3_128_digest
 
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.core.trimming.bases import Base
@@ -239,6 +240,18 @@ def test_how_far_a_log_may_be_trimmed(trimmer: LogTrimmer, broker: MemoryBroker,
     assert trimmer.look(0, OWN, {}, WITHOUT_AUDIT, now_ms).offset == 2
     nothing = trimmer.trim(0, replace(OWN, bases=()), {}, WITHOUT_AUDIT, now_ms)
     assert nothing.records == 0
+
+
+def test_a_log_that_has_grown_again_behind_a_lost_end_is_kept(
+    trimmer: LogTrimmer, broker: MemoryBroker, topic: str, now_ms: int
+):
+    last = broker.read(topic, 4)[3].value()
+    assert last is not None
+    whole = replace(OWN, record_hash=xxh3_128_digest(last).hex())
+    assert trimmer.look(0, whole, {}, WITHOUT_AUDIT, now_ms).offset == 2
+    other = trimmer.look(0, replace(OWN, record_hash="00" * 16), {}, WITHOUT_AUDIT, now_ms)
+    assert other.offset == 0
+    assert "has lost its end" in other.held_by.why
 
 
 def test_trimming_deletes_what_lies_before_the_base(trimmer: LogTrimmer, now_ms: int, monkeypatch: pytest.MonkeyPatch):
