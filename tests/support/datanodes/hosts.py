@@ -20,6 +20,9 @@ class NoReports:
         if outcome.snapshot is not None:
             outcome.snapshot.close()
 
+    def judge_rows(self, replica: Any, differences: Any, standing: Any) -> None:
+        assert differences == {}, "these replicas' rows are right"
+
     def close(self) -> None: ...
 
 

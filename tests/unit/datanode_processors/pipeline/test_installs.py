@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from crc32c import crc32c
+from xxhash import xxh3_128_digest
 
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
@@ -280,6 +281,9 @@ class Records:
 
     def base_logged_at_ms(self, offset: int) -> int | None:
         return START_MS if isinstance(decode(self._log.entries[offset].value), DigestBase) else None
+
+    def hash_at(self, offset: int) -> str:
+        return xxh3_128_digest(self._log.entries[offset].value).hex()
 
     def delete_before(self, offset: int) -> int:
         self._log.trim(offset)

@@ -332,6 +332,7 @@ def awaited(world, body):
         finally:
             client._file_client()[0].streams.close()
             client._file_client()[1].shutdown()
+            client._readers.shutdown()
             client.reads.close()
 
     asyncio.run(run())
