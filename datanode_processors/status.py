@@ -121,6 +121,8 @@ class DatanodeStatus:
             yield family(f"stratolog_datanode_{name}", kind, text, [(node, of_node(self, streams))])
         steps = [({**node, "step": step}, spent_s) for step, spent_s in streams.exchange_seconds.items()]
         yield family(*_EXCHANGE_SECONDS, steps)
+        counted = [({**node, "step": step}, times) for step, times in streams.exchange_steps.items()]
+        yield family(*_EXCHANGE_STEPS, counted)
         for name, text, by_peer in _PEER_METRICS:
             samples = [({**node, "peer": peer}, figure) for peer, figure in by_peer(streams).items()]
             yield family(f"stratolog_datanode_{name}", "counter", text, samples)
@@ -168,6 +170,9 @@ _EXCHANGE_SECONDS = (
     "stratolog_datanode_exchange_seconds_total", "counter",
     "Seconds that exchanges of small blocks took: store here, wait for those below, commit, watch.",
 )  # fmt: skip
+_EXCHANGE_STEPS = (
+    "stratolog_datanode_exchange_steps_total", "counter", "Exchanges of small blocks that had this step.",
+)  # fmt: skip
 _PEER_METRICS: tuple[tuple[str, str, Callable[[StreamCounts], dict[str, int]]], ...] = (
     ("bytes_in_total", "Bytes received, by peer.", lambda s: s.bytes_in),
     ("bytes_out_total", "Bytes sent, by peer.", lambda s: s.bytes_out),
@@ -180,6 +185,6 @@ FAMILIES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     *((f"stratolog_datanode_{name}", kind, text, ("datanode",)) for name, kind, text, _ in _NODE_METRICS),
     *((f"stratolog_datanode_{name}", "counter", text, ("datanode", "peer")) for name, text, _ in _PEER_METRICS),
-    (*_EXCHANGE_SECONDS, ("datanode", "step")),
+    *((*metric, ("datanode", "step")) for metric in (_EXCHANGE_SECONDS, _EXCHANGE_STEPS)),
 )
 """Name, kind, meaning and labels of each metric of a datanode."""

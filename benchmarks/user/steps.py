@@ -7,8 +7,9 @@ up. Clocks are those of one machine.
 
 Measured are a lone CreateKey, a file of 4 KiB (in its row) and one of 32 KiB (on datanodes; from the ninth on their
 blocks are reserved ahead). A traced request is a record of its own and takes about 0.1 ms more than one that is not.
-Datanodes leave no spans: what a block's exchange took at its root, step by step, is the mean of their counters
-(`stratolog_datanode_exchange_seconds_total`); it lies within "block to the datanodes".
+Datanodes leave no spans: what a block's exchange took, step by step, is the mean of their counters over the datanodes
+that had the step (`stratolog_datanode_exchange_seconds_total`, `_steps_total`); it lies within "block to the
+datanodes". A datanode leads some pipelines and follows in others, and commits where it leads alone.
 Standard output has one JSON object a line: `what`, `size`, `brokers`, `calls`, `elapsed_ms`, `steps_ms`, `exchange_ms`,
 `followers_ms` (from the append's beginning until a follower has applied it, which no caller waits for). A table goes to
 standard error.
@@ -21,6 +22,7 @@ import json
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice, takewhile
 from pathlib import Path
@@ -125,33 +127,34 @@ def summary(calls: Mapping[str, Sequence[Collected]]) -> dict[str, object]:
     }
 
 
-def exchange_seconds(stack: TestStack) -> dict[str, dict[str, float]]:
-    """Return the counters of small blocks' exchanges, by datanode: `exchanges`, and the seconds of each step."""
-    found: dict[str, dict[str, float]] = {}
+Steps = Mapping[str, tuple[float, float]]
+"""Seconds that exchanges spent in each step, and how many had it."""
+
+
+def exchange_steps(stack: TestStack) -> Steps:
+    """Return the counters of small blocks' exchanges, of all datanodes together."""
+    seconds: Counter[str] = Counter()
+    times: Counter[str] = Counter()
+    totals = {
+        "stratolog_datanode_exchange_seconds_total": seconds, "stratolog_datanode_exchange_steps_total": times,
+    }  # fmt: skip
     for datanode in stack.settings.datanodes:
         text = httpx.get(f"http://{datanode.http_address}/metrics", trust_env=False).text
-        own = found[datanode.name] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if sample.name == "stratolog_datanode_exchange_seconds_total":
-                    own[sample.labels["step"]] = sample.value
-                elif sample.name == "stratolog_datanode_exchanges_total":
-                    own["exchanges"] = sample.value
-    return found
+                if sample.name in totals:
+                    totals[sample.name][sample.labels["step"]] += sample.value  # type: ignore[assignment]
+    return {step: (spent_s, times[step]) for step, spent_s in seconds.items()}
 
 
-def at_root(before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return what each step took at the root between two looks, the mean in ms; nothing if no block was committed.
+def mean_ms(before: Steps, after: Steps) -> dict[str, float]:
+    """Return the mean of each step between two looks, in ms; nothing of a step that no exchange had.
 
-    The root is the datanode that had most commits: one client's small files share a pipeline.
-
-    >>> at_root({"dn1": {"exchanges": 1, "commit": 1.0}}, {"dn1": {"exchanges": 3, "commit": 1.004}})
+    >>> mean_ms({"commit": (1.0, 1), "below": (0.0, 0)}, {"commit": (1.004, 3), "below": (0.0, 0)})
     {'commit': 2.0}
     """
-    spent = {name: {step: own[step] - before[name][step] for step in own} for name, own in after.items()}
-    root = max(spent.values(), key=lambda own: own["commit"])
-    exchanges = root.pop("exchanges")
-    return {step: round(spent_s * 1000 / exchanges, 3) for step, spent_s in root.items()} if root["commit"] else {}
+    spent = {step: (spent_s - before[step][0], times - before[step][1]) for step, (spent_s, times) in after.items()}
+    return {step: round(spent_s * 1000 / times, 3) for step, (spent_s, times) in spent.items() if times}
 
 
 def work(client: Client, what: str, size: int, names: Iterable[str]) -> None:
@@ -191,9 +194,9 @@ def measure(stack: TestStack, collector: Collector, calls: int) -> Iterator[dict
         for what, size in WORK:
             work(warm, what, size, during(WARM_UP_S, names("warm", what, size)))
             collector.spans.clear()
-            before = exchange_seconds(stack)
+            before = exchange_steps(stack)
             work(client, what, size, islice(names("traced", what, size), calls))
-            exchange = at_root(before, exchange_seconds(stack))
+            exchange = mean_ms(before, exchange_steps(stack))
             provider.force_flush()
             _wait_for(collector, TOPS[what], calls)
             yield {
@@ -221,7 +224,9 @@ def table(rows: Sequence[Mapping[str, object]]) -> Table:
         if name == BLOCK:
             exchanges: list[Mapping[str, float]] = [row["exchange_ms"] for row in rows]  # type: ignore[misc]
             for step in EXCHANGE_STEPS:
-                found.add_row(f"  of it, mean: {step}", *(f"{one[step]:.2f}" if one else "" for one in exchanges))
+                found.add_row(
+                    f"  of it, mean: {step}", *(f"{one[step]:.2f}" if step in one else "" for one in exchanges)
+                )
     found.add_row("elapsed", *(f"{row['elapsed_ms']:.2f}" for row in rows))
     found.add_row("applied by a follower after", *(f"{row['followers_ms']:.2f}" for row in rows))
     return found

@@ -48,6 +48,8 @@ class StreamCounts:
     exchanged_blocks: int = 0
     exchange_seconds: dict[str, float] = field(default_factory=dict)
     """How long all of them took together, by step (``EXCHANGE_STEPS``)."""
+    exchange_steps: dict[str, int] = field(default_factory=dict)
+    """How many of them had each step."""
 
 
 @dataclass(slots=True)
@@ -68,6 +70,7 @@ class Counters:
         self._out: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
         self._exchange_s = dict.fromkeys(EXCHANGE_STEPS, 0.0)
+        self._exchange_steps = dict.fromkeys(EXCHANGE_STEPS, 0)
         self._streams = 0
 
     def attach(self, wire: Wire, peer: str) -> None:
@@ -101,6 +104,7 @@ class Counters:
             self._counts["exchanged blocks"] += blocks
             for step, spent_s in seconds.items():
                 self._exchange_s[step] += spent_s
+                self._exchange_steps[step] += 1
 
     @contextmanager
     def stream(self, limit: int) -> Iterator[StreamOutcome]:
@@ -146,6 +150,7 @@ class Counters:
                 exchanges=self._counts["exchanges"],
                 exchanged_blocks=self._counts["exchanged blocks"],
                 exchange_seconds=self._exchange_s.copy(),
+                exchange_steps=self._exchange_steps.copy(),
             )
 
     @staticmethod

@@ -113,7 +113,8 @@ class SmallBlockExchange:
             steps.ends("store")
             for below, call in zip(place.children, calls, strict=True):
                 outcomes = joined(outcomes, self._outcomes(call, below), below.datanode)
-            steps.ends("below")
+            if calls:
+                steps.ends("below")
             return self._commit(opening, place, outcomes, steps)
         finally:
             for call in calls:

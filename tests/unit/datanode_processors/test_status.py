@@ -22,6 +22,7 @@ STREAMS = StreamCounts(
     connections=1, streams=2, streams_opened=3, streams_completed=4, streams_failed=5, streams_reclaimed=6, requests=7,
     packets=8, bytes_in={"a": 9, "b": 10}, bytes_out={"a": 11}, exchanges=38, exchanged_blocks=39,
     exchange_seconds={"store": 4.0, "watch": 0.25},
+    exchange_steps={"store": 40, "watch": 41},
 )  # fmt: skip
 SCRUBBED = ScrubCounts(rounds=1, blocks=2, bytes=3, bad_cells=4, errors=5)
 
@@ -111,6 +112,8 @@ def test_each_metric_of_the_datanode_is_its_own_figure(world: World) -> None:
         'bytes_out_total{datanode="dn1",peer="a"}': 11,
         'exchange_seconds_total{datanode="dn1",step="store"}': 4.0,
         'exchange_seconds_total{datanode="dn1",step="watch"}': 0.25,
+        'exchange_steps_total{datanode="dn1",step="store"}': 40,
+        'exchange_steps_total{datanode="dn1",step="watch"}': 41,
     }  # fmt: skip
     for name, value in labelled.items():
         assert found[f"stratolog_datanode_{name}"] == value

@@ -108,7 +108,9 @@ def test_the_steps_of_an_exchange_are_counted_also_of_one_that_failed(nodes: lis
     nodes[2].stop()
     with pytest.raises(BlockError):
         ask(nodes[0], blocks_together(chain(nodes), [(9, b"data")]))
-    root, middle = (node.server.snapshot() for node in nodes[:2])
+    root, middle, leaf = (node.server.snapshot() for node in nodes)
+    assert root.exchange_steps == {"store": 2, "below": 1, "commit": 1, "watch": 1}
+    assert leaf.exchange_steps == {"store": 1, "below": 0, "commit": 0, "watch": 0}
     assert (root.exchanges, root.exchanged_blocks) == (2, len(BLOCKS) + 1)
     assert all(root.exchange_seconds[step] > 0 for step in EXCHANGE_STEPS)
     assert sum(root.exchange_seconds[step] for step in ("commit", "watch")) < lasted_s
