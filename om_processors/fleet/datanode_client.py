@@ -56,7 +56,7 @@ def ask(
         hello_timeout_ms=int(hello_timeout_s * 1000),
     ) as connection:  # fmt: skip
         connection.doing = type(request).__name__
-        connection.send_request(request, sequence=1)
+        connection.send_request(request)
         return connection.answered(connection.receive_by(Deadline.after_s(timeout_s)))
 
 

@@ -256,10 +256,12 @@ class Conversation:
         return PeerGreeted(hello, version)
 
     def _answers(self, header: FrameHeader) -> bool:
-        """Whether a frame answers the oldest open request; an ERROR always does."""
-        if self._role is ConversationRole.SERVER or not self._under_way or header.kind is Kind.ERROR:
+        """Whether a frame answers the oldest open request; an ERROR without a number ends all that is open."""
+        if self._role is ConversationRole.SERVER or not self._under_way:
             return True
         oldest = self._under_way[0]
+        if header.kind is Kind.ERROR:
+            return header.sequence in (0, oldest.sequence)
         return header.sequence == oldest.sequence and oldest.reads is not (header.kind is Kind.REPLY)
 
     def _misplaced(self, header: FrameHeader) -> str:
