@@ -82,6 +82,8 @@ class DatanodeCaller:
     words: FailureWords = FailureWords()
     cluster_needed: bool = False
     """Whether a datanode must name the cluster in its HELLO (``judge_hello``)."""
+    brokers: int = 0
+    """What stands for the caller's brokers (``brokers_mark``): a datanode of others is refused."""
     on_slow_hello: Callable[[str, str], None] | None = None
     """Called with a datanode's name and address if its HELLO does not come for SLOW_HELLO_MS."""
 
@@ -118,8 +120,9 @@ class DatanodeConnection:
         self._caller = caller
         self._timeouts: dict[int, int] = {}
         self.talk = Conversation(
-            ConversationRole.CLIENT, caller.hello, datanode=datanode, cluster_needed=caller.cluster_needed
-        )
+            ConversationRole.CLIENT, caller.hello, datanode=datanode, cluster_needed=caller.cluster_needed,
+            brokers=caller.brokers,
+        )  # fmt: skip
         """The conversation makes the bytes; this class sends them."""
         self._socket = self._dial(datanode, Deadline.after_ms(connect_timeout_ms))
         begins_anew_in_forks(self)
