@@ -1,13 +1,15 @@
 """A datanode's folder: its owner, its layout (file ``DATA/VERSION``), and the rules for meeting another layout.
 
-``VERSION`` is JSON: ``layout_version``, ``datanode``, ``cluster``, ``upgrade_prepared``. It is replaced as a whole
+``VERSION`` is JSON: ``layout_version``, ``datanode``, ``cluster``, ``upgrade_prepared``, and since the folder's first
+start with this software ``brokers_id``, the id of its brokers. It is replaced as a whole
 (written aside, fsynced, renamed, directory fsynced), so a reader finds the old one or the new one. ``DATA/LOCK`` is
 locked while a process has the folder open.
 
 Rules (:func:`decide`):
 
 1. A folder without VERSION is taken only if it is empty.
-2. Another datanode's or another cluster's folder is refused.
+2. Another datanode's or another cluster's folder is refused; so is one whose brokers were others, once they are known
+   (:meth:`DataFolder.check_brokers`): clusters may have one name.
 3. A newer layout is refused: the software is too old.
 4. An older layout is refused unless it is *prepared*: the older software has closed its containers and pipelines
    (``prepare-upgrade``), so that no block is open across the change. Then each step from version to version is taken,
@@ -23,6 +25,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +57,8 @@ class Layout:
     datanode: str
     cluster: str
     upgrade_prepared: bool
+    brokers_id: str = ""
+    """The id of its brokers' Kafka cluster; empty: older software has written it."""
 
 
 @record
@@ -124,12 +129,23 @@ class DataFolder:
 
         Raises OSError.
         """
-        layout = Layout(
-            layout_version=self.layout.layout_version,
-            datanode=self.layout.datanode,
-            cluster=self.layout.cluster,
-            upgrade_prepared=prepared,
-        )
+        self._write(replace(self.layout, upgrade_prepared=prepared))
+
+    def check_brokers(self, brokers_id: str) -> None:
+        """Raise LayoutRefused if the folder has been at other brokers than those with this id (empty: not known).
+
+        A folder that has been at none is theirs from then on; that is stored on return. Raises OSError.
+        """
+        before = self.layout.brokers_id
+        if before and brokers_id and before != brokers_id:
+            raise LayoutRefused(
+                f"{self.path}: it belongs to the brokers of Kafka cluster {before!r}, and bootstrap_servers are those of "
+                f"{brokers_id!r}: name its own brokers, or another folder"
+            )
+        if brokers_id and not before:
+            self._write(replace(self.layout, brokers_id=brokers_id))
+
+    def _write(self, layout: Layout) -> None:
         write_layout(self.path, layout)
         self.layout = layout
 
@@ -177,18 +193,17 @@ def _settle(
     steps = decision.steps if isinstance(decision, Upgrade) else ()
     if missing := [version for version in steps if version not in upgrades]:
         raise LayoutRefused(f"{path}: this software has no upgrade from layout {missing[0]}")
+    layout = found or Layout(
+        layout_version=software_version, datanode=datanode, cluster=cluster, upgrade_prepared=False
+    )
     for version in steps:
         upgrades[version](path)
         prepared = version + 1 < software_version
-        write_layout(path, _layout(version + 1, datanode, cluster, prepared=prepared))
-    layout = _layout(software_version, datanode, cluster, prepared=False)
+        layout = replace(layout, layout_version=version + 1, upgrade_prepared=prepared)
+        write_layout(path, layout)
     if not steps:
         write_layout(path, layout)
     return layout
-
-
-def _layout(version: int, datanode: str, cluster: str, *, prepared: bool) -> Layout:
-    return Layout(layout_version=version, datanode=datanode, cluster=cluster, upgrade_prepared=prepared)
 
 
 def read_layout(path: Path) -> Layout | None:
@@ -207,10 +222,15 @@ def read_layout(path: Path) -> Layout | None:
     for name, kind in wanted.items():
         if not isinstance(said, dict) or type(said.get(name)) is not kind:
             raise LayoutRefused(f"{file}: {name} is not there, or is no {kind.__name__}")
-    return Layout(**{name: said[name] for name in wanted})
+    brokers_id = said.get("brokers_id", "")
+    if not isinstance(brokers_id, str):
+        raise LayoutRefused(f"{file}: brokers_id is no str")
+    return Layout(**{name: said[name] for name in wanted}, brokers_id=brokers_id)
 
 
 def write_layout(path: Path, layout: Layout) -> None:
     """Replace a folder's VERSION; it is stored on return. Raises OSError."""
     said = {name: getattr(layout, name) for name in ("layout_version", "datanode", "cluster", "upgrade_prepared")}
+    if layout.brokers_id:
+        said["brokers_id"] = layout.brokers_id
     write_durably(path / VERSION_FILE, json.dumps(said, indent=2) + "\n", aside=path / _WRITING)

@@ -97,6 +97,7 @@ class DatanodeProcess:
                 name=config.node, cluster=config.cluster, host=config.host, port=config.port, blocks=self.blocks,
                 small_blocks=self.blocks_together, pipelines=self.pipelines, note=self.host.note,
                 limits=WireLimits(max_streams=config.datanode_max_streams), tls=wire_tls, block_tokens=self.block_tokens,
+                brokers_id=topics.brokers_id,
             )  # fmt: skip
         except OSError as error:
             raise CannotStart(f"the stream server cannot listen on {config.address}: {error.strerror}") from error
@@ -215,11 +216,12 @@ def run(config: DatanodeConfig) -> None:
             partial(check_topics, config.bootstrap_servers, DN_LOG, [DN_HEARTBEATS, DN_AUDIT], {DN_AUDIT: UNCOMPRESSED})
         )
         _check_partitions(topics)
+        folder.check_brokers(topics.brokers_id)
         node = DatanodeProcess(config, topics, folder)
     except (StopProcess, LogUnavailable) as error:
         fatal(error)
         return
-    except (BlockError, OSError, ValueError) as error:
+    except (BlockError, LayoutRefused, OSError, ValueError) as error:
         fatal(CannotStart(str(error)))
         return
     calm_collector()
@@ -237,7 +239,7 @@ def host_settings(config: DatanodeConfig, topics: Topics) -> HostSettings:
     """Return what a datanode hosts: pipelines, each a shard of ``dn.log``."""
     return HostSettings(
         node=config.node, cluster=config.cluster, bootstrap_servers=config.bootstrap_servers, log_topic=DN_LOG,
-        audit_topic=DN_AUDIT, topic_id=topics.log_topic_id, shards=MAX_PIPELINES, what="pipeline",
+        audit_topic=DN_AUDIT, topic_id=topics.log_topic_id, brokers_id=topics.brokers_id, shards=MAX_PIPELINES, what="pipeline",
         secret=config.secret, tls=config.tls, bootstrap_records=config.bootstrap_records,
         bootstrap_bytes_per_s=config.bootstrap_bytes_per_s, scrub_within_ms=config.scrub_within_ms,
         trim_log_after_ms=config.trim_log_after_ms,

@@ -70,6 +70,7 @@ from replicated_db.shell.rocks import RocksStore
 from replicated_db.shell.system import SystemClock, SystemIds
 from schemas.codecs.reference import validate_schemas
 from schemas.column_families import INLINE_TABLE
+from schemas.kafka.brokers_id import brokers_header
 from schemas.records.log import Batch, RequestBatch, RequestPosition
 from schemas.settings.table import AUTH_SIGNED
 from schemas.sharding import SYSTEM_SHARD
@@ -92,7 +93,10 @@ class OMNode:
     whose callers trace them leave spans.
     """
 
-    def __init__(self, config: NodeConfig, topic_id: str, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self, config: NodeConfig, topic_id: str, tracer: Tracer | None = None, *, brokers_id: str = ""
+    ) -> None:
+        """``topic_id`` is that of ``om.log``, ``brokers_id`` that of the brokers."""
         self.config = config
         self._tracer = tracer
         self.spans = {} if tracer is None else _leader_spans(tracer, config.shards)
@@ -104,7 +108,9 @@ class OMNode:
         self._ending: threading.Timer | None = None
         self.contexts = {shard: self._contexts_of(shard) for shard in range(config.shards)}
         self.backlogs = {shard: Backlog(max_queued=config.max_queued_requests) for shard in range(config.shards)}
-        self.host = DatabaseHost(host_settings(config, topic_id), self.outbox, clock=self.clock, fatal=fatal)
+        self.host = DatabaseHost(
+            host_settings(config, topic_id, brokers_id), self.outbox, clock=self.clock, fatal=fatal
+        )
         self.replicas, self.loops = self.host.replicas, self.host.loops
         self.identities = self._identities()
         self.block_tokens = self._block_token_issuer()
@@ -120,14 +126,14 @@ class OMNode:
         databases = {shard: self._database(shard) for shard in range(config.shards)}
         self.open_snapshots = OpenSnapshots(RocksCheckpoints(databases, OM_FAMILIES.names))
         self.duties = LeaderDuties(
-            config, self.loops, self.fleet, self.clock, SystemIds(), note, fatal, self._checkpoint_removed
+            config, self.loops, self.fleet, self.clock, SystemIds(), note, fatal, self._checkpoint_removed, brokers_id
         )
         self.host.trim_with(self.duties.ask_base, partial(member_addresses, config))
         self.flusher = Flusher(self.replicas.values(), config.late_flush_interval_ms, fatal)
         self.consistency = Consistency(config, self.replicas, self.loops, fatal)
         self.door = DirectDoor(
             config.node, config.cluster, self.replicas, DoorLookups(self.replicas, self.consistency, fatal),
-            self.identities,
+            self.identities, brokers_id,
         )  # fmt: skip
         self.snapshot_diffs = DiffJobs(
             config.data_dir / "snapshot-diffs", OM_FAMILIES.names, lambda: SystemIds().nonce().hex(), fatal
@@ -163,7 +169,7 @@ class OMNode:
         return OpeningWeb(
             config.node, config.address_host, config.address_port, self.host.transfer_pages,
             [guard_of(config).middleware(), *self._reader_guards()], replicas=config.shards,
-            opened=lambda: len(self.replicas), tls=config.tls,
+            opened=lambda: len(self.replicas), tls=config.tls, headers=brokers_header(self.host.settings.brokers_id),
         )  # fmt: skip
 
     def _database(self, shard: int) -> Path:
@@ -293,11 +299,11 @@ class OMNode:
         self.host.close(*closed)
 
 
-def host_settings(config: NodeConfig, topic_id: str) -> HostSettings:
+def host_settings(config: NodeConfig, topic_id: str, brokers_id: str) -> HostSettings:
     """Return what a node hosts: every shard of ``om.log``."""
     return HostSettings(
         node=config.node, cluster=config.cluster, bootstrap_servers=config.bootstrap_servers, log_topic=OM_LOG,
-        audit_topic=OM_AUDIT, topic_id=topic_id, shards=config.shards, members=frozenset(config.replicas),
+        audit_topic=OM_AUDIT, topic_id=topic_id, brokers_id=brokers_id, shards=config.shards, members=frozenset(config.replicas),
         secret=config.secret, tls=config.tls, bootstrap_records=config.bootstrap_records,
         bootstrap_bytes_per_s=config.bootstrap_bytes_per_s, scrub_within_ms=config.scrub_within_ms,
         trim_log_after_ms=config.trim_log_after_ms,
@@ -335,7 +341,7 @@ def run(config: NodeConfig, tracer: Tracer | None = None) -> None:
     try:
         topics = when_brokers_answer(partial(check_topics, config.bootstrap_servers, config.shards))
         config = replace(config, session_timeout_ms=allowed_session_timeout_ms(config, topics, log.warning))
-        node = OMNode(config, topics.log_topic_id, tracer)
+        node = OMNode(config, topics.log_topic_id, tracer, brokers_id=topics.brokers_id)
         app = node.app()
     except (StopProcess, LogUnavailable) as error:
         fatal(error)

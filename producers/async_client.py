@@ -136,9 +136,13 @@ class AsyncClient:
         self._check_process()
         if self._pipeline is None:
             self._loop = asyncio.get_running_loop()
-            self._pipeline = await self._in_thread(self._open_pipeline, self._settings)
-            self._process = this_process()
-            self._reads.follow(lambda: self.positions, self._pipeline.look_up)
+            pipeline = await self._in_thread(self._open_pipeline, self._settings)
+            try:
+                await self._in_thread(self._reads.follow, pipeline.positions, pipeline.look_up, pipeline.cluster)
+            except BaseException:
+                pipeline.close(Deadline.after_ms(0))
+                raise
+            self._pipeline, self._process = pipeline, this_process()
 
     def _is_elsewhere(self) -> bool:
         return self._pipeline is not None and self._process != this_process()

@@ -87,8 +87,8 @@ class Client:
     for it.
 
     Raises NotConnected if nobody listens at any broker's address, after a second, or if no broker answers in
-    ``connect_timeout_ms``; ValueError or TypeError for wrong settings, naming them. Waits of more than two seconds are
-    logged by the logger ``stratolog.client``.
+    ``connect_timeout_ms``; ValueError or TypeError for wrong settings, naming them, also for nodes at other
+    brokers than ``bootstrap_servers``. Waits of more than two seconds are logged by the logger ``stratolog.client``.
 
     >>> from producers import Client
     >>> with Client("127.0.0.1:9092") as client:  # doctest: +SKIP
@@ -161,7 +161,11 @@ class Client:
         """Access to the datanodes, shared by all keys that are opened as files."""
         self.close_timeout_ms = CLOSE_TIMEOUT_MS
         """How long the end of a ``with`` block waits for calls in flight."""
-        reads.follow(pipeline.positions, pipeline.look_up)
+        try:
+            reads.follow(pipeline.positions, pipeline.look_up, pipeline.cluster)
+        except BaseException:
+            self.close(timeout_ms=0)
+            raise
 
     @property
     def client_id(self) -> bytes:

@@ -18,12 +18,13 @@ def connect(settings: RequestSettings, client_id: bytes) -> RequestConnection:
     if not settings.bootstrap_servers:
         return DirectTransport(
             settings.nodes, client_id, connect_timeout_ms=settings.connect_timeout_ms, tls=settings.tls,
-            credentials=settings.credentials,
+            credentials=settings.credentials, cluster=settings.cluster,
         )  # fmt: skip
     kafka = connect_to_kafka(settings, client_id)
     direct = DirectTransport(
-        settings.nodes, client_id, connect_timeout_ms=None, tls=settings.tls, credentials=settings.credentials
-    )
+        settings.nodes, client_id, connect_timeout_ms=None, tls=settings.tls, credentials=settings.credentials,
+        cluster=settings.cluster,
+    )  # fmt: skip
     return FallbackConnection(kafka, direct, BrokersWord(partial(known_nodes, settings.bootstrap_servers)))
 
 

@@ -61,7 +61,9 @@ class ServedConnection:
         self._counters = counters
         self._note = note
         self._stopping = False
-        self._talk = wire.conversation(ConversationRole.SERVER, own_hello(node.name, node.cluster))
+        self._talk = wire.conversation(
+            ConversationRole.SERVER, own_hello(node.name, node.cluster), brokers=node.brokers
+        )
 
     def stop(self) -> None:
         """Have the connection end: its request or stream fails with STOPPING. Called by another thread."""

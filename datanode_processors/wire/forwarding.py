@@ -74,6 +74,8 @@ class StreamHost:
     """How connections are made and taken; None: in clear."""
     block_tokens: BlockTokenGuard | None = None
     """What judges block tokens; None: nobody needs any."""
+    brokers: int = 0
+    """What stands for the datanode's brokers (``brokers_mark``); 0: they are not known."""
 
 
 class Forwarding:

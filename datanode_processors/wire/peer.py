@@ -43,7 +43,6 @@ class Peer(DatanodeConnection):
         datanode, and the one that its HELLO names.
         """
         self._timeout_s = timeout_s
-        self._sequence = 0
         timeout_ms = int(timeout_s * 1000)
         super().__init__(
             address, DatanodeCaller(own_hello(own, cluster), None if tls is None else tls.process, WORDS),
@@ -63,13 +62,11 @@ class Peer(DatanodeConnection):
 
     def begin(self, request: Any) -> None:
         """Send a request, whose ``answer`` is asked for later; raises BlockError."""
-        self._sequence += 1
-        self.send_request(request, sequence=self._sequence)
+        self.send_request(request)
 
     def send_on(self, payload: memoryview, crc: int) -> None:
         """Send an encoded request as it came, with its CRC32C; its ``answer`` is asked for later."""
-        self._sequence += 1
-        self.send_encoded([payload], sequence=self._sequence, crc=crc)
+        self.send_encoded([payload], crc=crc)
 
     def answer(self, timeout_s: float | None = None) -> Any:
         """Return the answer to the oldest request; raises BlockError: the peer's, or the connection's."""

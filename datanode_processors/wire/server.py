@@ -28,6 +28,7 @@ from datanode_processors.wire.small_blocks import SmallBlockExchange
 from datanode_processors.wire.wire import SOCKET_BUFFER_BYTES, Room, Wire, error_frame
 from datanode_processors.wire.wire_tls import WireTls
 from schemas import stream_errors
+from schemas.kafka.brokers_id import brokers_mark
 from schemas.records.packets import MAX_HELLO_BYTES
 from transport.datanodes.dialing import NO_DESCRIPTOR
 from transport.waiting.deadline import Deadline
@@ -45,11 +46,12 @@ class StreamServer:
     def __init__(
         self, *, name: str, cluster: str, host: str, port: int, blocks: Blocks, pipelines: PipelineRequests,
         note: Note, limits: WireLimits | None = None, small_blocks: SmallBlockFiles | None = None,
-        tls: WireTls | None = None, block_tokens: BlockTokenGuard | None = None,
+        tls: WireTls | None = None, block_tokens: BlockTokenGuard | None = None, brokers_id: str = "",
     ) -> None:  # fmt: skip
         """Bind ``host:port`` (0 = a free port, see ``port``) and begin to accept; with ``tls``, TLS alone.
 
-        ``block_tokens`` judges the tokens of whoever needs some; without it nobody does.
+        ``block_tokens`` judges the tokens of whoever needs some; without it nobody does. ``brokers_id`` is that of the
+        datanode's brokers; who is at others is refused.
 
         Raises OSError if the address cannot be bound.
         """
@@ -68,7 +70,7 @@ class StreamServer:
         self._node = StreamHost(
             name=name, cluster=cluster, limits=limits, blocks=blocks, pipelines=pipelines,
             small_blocks=self._small_blocks, attach=self._counters.attach, detach=self._counters.detach,
-            tls=tls, block_tokens=block_tokens,
+            tls=tls, block_tokens=block_tokens, brokers=brokers_mark(brokers_id),
         )  # fmt: skip
         self._lock = threading.Lock()
         self._connections: dict[ServedConnection, threading.Thread] = {}

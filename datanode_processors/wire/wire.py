@@ -173,12 +173,14 @@ class Wire:
         poll.register(self.sock, HANG_UP)
         return bool(poll.poll(0))
 
-    def conversation(self, role: ConversationRole, hello: Hello, *, datanode: str = "") -> Conversation:
+    def conversation(
+        self, role: ConversationRole, hello: Hello, *, datanode: str = "", brokers: int = 0
+    ) -> Conversation:
         """Return a conversation that takes its events out of this wire's buffer, by ``wait_event``.
 
-        ``datanode`` is the name that the peer must have; empty: any.
+        ``datanode`` is the name that the peer must have; empty: any. ``brokers`` stands for this side's (0: unknown).
         """
-        return Conversation(role, hello, datanode=datanode, frames=self._buffer)
+        return Conversation(role, hello, datanode=datanode, frames=self._buffer, brokers=brokers)
 
     def frame(self) -> Frame | None:
         """Return the next frame, or None if it has not arrived whole; does not wait. Raises BadFrame, WireClosed."""

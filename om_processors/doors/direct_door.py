@@ -27,6 +27,7 @@ from replicated_db.core.applying.replica import Replica
 from schemas.access.signatures import Seal
 from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.door.frames import DOOR_PATH, UPGRADE, DoorKind, door_frame
+from schemas.kafka.brokers_id import brokers_header
 from schemas.records.door import DoorLeaders, DoorRead, ShardLeader
 from schemas.records.messages import Request
 from schemas.result_codes import INVALID_REQUEST, NOT_LEADER, OVERLOADED
@@ -41,7 +42,12 @@ CROWDED_BYTES = MAX_HELD_BYTES // 2
 LOOK_INTERVAL_S = 1.0
 """How often silent clients are looked for, while there are connections."""
 
-SWITCHING = f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}\r\n\r\n".encode()
+
+def _switching(brokers_id: str) -> bytes:
+    """Return the answer to an upgrade."""
+    headers = {"Connection": "Upgrade", "Upgrade": UPGRADE, **brokers_header(brokers_id)}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 101 Switching Protocols\r\n{lines}\r\n".encode()
 
 
 class DirectDoor:
@@ -51,9 +57,13 @@ class DirectDoor:
 
     def __init__(
         self, node: str, cluster: str, replicas: Mapping[int, Replica], lookups: DoorLookups,
-        identities: Identities | None = None,
+        identities: Identities | None = None, brokers_id: str = "",
     ) -> None:  # fmt: skip
-        """With ``identities``, the upgrade has been signed (``identity/readers``), and rights are judged."""
+        """With ``identities``, the upgrade has been signed (``identity/readers``), and rights are judged.
+
+        ``brokers_id`` is that of the node's brokers, which the upgrade tells.
+        """
+        self._switching = _switching(brokers_id)
         self._identities = identities
         self.node = node
         self.cluster = cluster
@@ -128,7 +138,7 @@ class DirectDoor:
         connection.token = token_of(request)
         self._connections.add(connection)
         self._look_regularly()
-        transport.write(SWITCHING)
+        transport.write(self._switching)
         transport.set_protocol(connection)
         connection.connection_made(transport)
         await ended

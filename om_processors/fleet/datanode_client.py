@@ -22,6 +22,7 @@ from threading import Lock
 from typing import Any
 
 from schemas.conversation.conversation import own_hello
+from schemas.kafka.brokers_id import brokers_mark
 from schemas.security.tls import ProcessTls
 from transport.datanodes.connection import DatanodeCaller, DatanodeConnection
 from transport.datanodes.core.failures import DatanodeFailed
@@ -43,20 +44,23 @@ MAX_FETCHES = MAX_UNDER_WAY // 2
 def ask(
     address: str, request: Any, *, own: str, cluster: str, datanode: str = "", timeout_s: float = ANSWER_TIMEOUT_S,
     hello_timeout_s: float = HELLO_TIMEOUT_S, connected: Callable[[DatanodeConnection], None] = lambda _: None,
-    tls: ProcessTls | None = None,
+    tls: ProcessTls | None = None, brokers_id: str = "",
 ) -> Any:  # fmt: skip
     """Send a request to the datanode at ``address`` (host:port) and return its answer; raises DatanodeFailed.
 
     ``datanode`` is the name that the datanode must have; empty: any. ``connected`` is called with the connection;
     interrupting it makes the request fail. With ``tls`` the datanode must prove its name.
+    It must be at the brokers with ``brokers_id``, if it says at which it is.
     """
-    caller = DatanodeCaller(own_hello(own, cluster), tls, cluster_needed=True)
+    caller = DatanodeCaller(
+        own_hello(own, cluster), tls, cluster_needed=True, brokers=brokers_mark(brokers_id)
+    )  # fmt: skip
     with DatanodeConnection(
         address, caller, datanode=datanode, connect_timeout_ms=CONNECT_TIMEOUT_MS, connected=connected,
         hello_timeout_ms=int(hello_timeout_s * 1000),
     ) as connection:  # fmt: skip
         connection.doing = type(request).__name__
-        connection.send_request(request, sequence=1)
+        connection.send_request(request)
         return connection.answered(connection.receive_by(Deadline.after_s(timeout_s)))
 
 
@@ -75,8 +79,11 @@ class _Errand:
 class Courier:
     """Asks datanodes on threads of its own; for many threads."""
 
-    def __init__(self, *, own: str, cluster: str, log: Callable[[str], None], tls: ProcessTls | None = None) -> None:
+    def __init__(
+        self, *, own: str, cluster: str, log: Callable[[str], None], tls: ProcessTls | None = None, brokers_id: str = ""
+    ) -> None:
         self._tls = tls
+        self._brokers_id = brokers_id
         self._own = own
         self._cluster = cluster
         self._log = log
@@ -139,7 +146,7 @@ class Courier:
         try:
             answer = ask(
                 errand.address, request, own=self._own, cluster=self._cluster, datanode=datanode, timeout_s=timeout_s,
-                connected=connected, tls=self._tls,
+                connected=connected, tls=self._tls, brokers_id=self._brokers_id,
             )  # fmt: skip
         except DatanodeFailed as error:
             why = "given up" if errand.ended else str(error)

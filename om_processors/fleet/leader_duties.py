@@ -30,13 +30,15 @@ class LeaderDuties:
 
     def __init__(
         self, config: NodeConfig, loops: Mapping[int, LeaderLoop], fleet: FleetView | None, clock: Clock, ids: Ids,
-        note: Note, fatal: Callable[[BaseException], None], on_checkpoint_removed: OnRemoved,
+        note: Note, fatal: Callable[[BaseException], None], on_checkpoint_removed: OnRemoved, brokers_id: str = "",
     ) -> None:  # fmt: skip
         self._proposer = Proposer(
             config.bootstrap_servers, node=config.node, shards=config.shards, clock=clock, ids=ids, log=note,
             secret=config.secret,
         )  # fmt: skip
-        self._courier = Courier(own=config.node, cluster=config.cluster, log=note, tls=config.tls)
+        self._courier = Courier(
+            own=config.node, cluster=config.cluster, log=note, tls=config.tls, brokers_id=brokers_id
+        )
         threshold_ms = config.open_key_expire_threshold_ms
         self._background: list[Background] = [
             OpenKeyCleanupLoop(loops, self._proposer, threshold_ms, clock, note, fatal),

@@ -73,6 +73,8 @@ class RequestReader:
         self._next_offset = 0
         self._end = 0
         self._out_of_range = 0
+        self._damaged_before = -1
+        """The offset behind the last one that was passed over."""
         self._placed_at: int | None = None
         """The offset that the consumer reads next, if that is certain."""
         self._passed_on = 0
@@ -139,7 +141,7 @@ class RequestReader:
         found: list[Received] = []
         for message in messages:
             if (error := message.error()) is not None:
-                if self._recover(error):
+                if self._pass_over(error) or self._recover(error):
                     break
                 continue
             self._next_offset = (message.offset() or 0) + 1
@@ -216,6 +218,24 @@ class RequestReader:
         """Return the first offset of the last ten minutes, negative if no record is that young."""
         since = self._where(self._clock.wall_ms() - RESUME_BACK_MS)
         return self._reader.consumer.offsets_for_times([since], timeout=REQUEST_TIMEOUT_S)[0].offset
+
+    def _pass_over(self, error: KafkaError) -> bool:
+        """Read on behind a record that fails its checksum, and return whether the error was that.
+
+        librdkafka would go on anywhere. The next offset may be of the same damaged batch, which is passed over one by
+        one. Nobody answers its requests: their clients send them again.
+        """
+        if error.code() != KafkaError._BAD_MSG:
+            return False
+        if self._damaged_before != self._next_offset:
+            self._log(
+                f"{OM_REQUESTS}/{self._shard}: offset {self._next_offset} is passed over, and sent again by the clients "
+                f"that wait for answers: {error.str()}"
+            )
+        self._next_offset += 1
+        self._damaged_before = self._next_offset
+        self._reader.assign(self._where(self._next_offset))
+        return True
 
     def _recover(self, error: KafkaError) -> bool:
         """Resume after a truncated partition, and return whether the error was that; librdkafka retries after any other

@@ -148,8 +148,10 @@ class PacketStream:
         self._news_by = Deadline.after_ms(REPEATS_PATIENCE * self._silence_ms)
 
     def _acknowledgement(self, event: Event) -> Frame:
-        """Return an ACK: in a stream, a conversation returns no other event."""
+        """Return an ACK of this stream: in a stream, a conversation returns no other event."""
         assert isinstance(event, Frame), event  # noqa: S101 - an ERROR was raised
+        if event.header.stream != self._stream:
+            raise self._connection.error(BAD_FRAME, f"an ACK of stream {event.header.stream}, not of {self._stream}")
         if event.header.offset > self._acknowledged:
             self._acknowledged = event.header.offset
             self._expect_news()

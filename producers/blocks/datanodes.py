@@ -24,6 +24,7 @@ from producers.waiting import logger
 from schemas.codecs.codec import encode
 from schemas.codecs.varints import encode_long
 from schemas.conversation.conversation import Event, own_hello
+from schemas.kafka.brokers_id import brokers_mark
 from schemas.records.datanode import BlocksWritten, Member, WriteBlocks
 from schemas.records.packets import SMALL_BLOCKS_VERSION
 from schemas.security.tls import ProcessTls
@@ -73,17 +74,19 @@ class BlocksInParts:
 class Datanodes:
     """Connections to the datanodes of one cluster; safe to share between threads.
 
-    ``cluster`` is checked against each datanode's, unless it is empty.
+    ``cluster`` is checked against each datanode's, unless it is empty; so are the brokers, told by their id.
     """
 
     def __init__(
         self, *, cluster: str = "", peer: str = "client", connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         silence_ms: int = SILENCE_MS, max_conversations: int = MAX_CONVERSATIONS,
-        tls: ProcessTls | None = None,
+        tls: ProcessTls | None = None, brokers_id: str = "",
     ) -> None:  # fmt: skip
         self.silence_ms = silence_ms
         self._connect_timeout_ms = connect_timeout_ms
-        self._caller = DatanodeCaller(own_hello(peer, cluster), tls, WORDS, on_slow_hello=_on_slow_hello)
+        self._caller = DatanodeCaller(
+            own_hello(peer, cluster), tls, WORDS, on_slow_hello=_on_slow_hello, brokers=brokers_mark(brokers_id)
+        )
         self.kept = ConnectionPool[DatanodeConnection]()
         self._max_conversations = max_conversations
         self.silent = SilentMembers(lambda member: self.answers([member], timeout_ms=PROBE_TIMEOUT_MS))

@@ -22,12 +22,12 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from producers.direct.core.link_talk import LinkFailed, NodeFull, OtherCluster
-from producers.direct.core.one_cluster import OneCluster
 from producers.direct.core.reconnecting import Reconnecting
 from producers.direct.core.routes import Routes
 from producers.direct.node_link import NodeLink
 from producers.errors import NOT_CONNECTED, NotConnected
 from producers.requests.core.calls import Call
+from producers.requests.core.one_cluster import OneCluster
 from producers.waiting import SlowWait
 from schemas.access.credentials import Credentials
 from schemas.access.signatures import sealed_key
@@ -57,14 +57,17 @@ class DirectTransport:
 
     def __init__(
         self, addresses: Sequence[str], client_id: bytes, *, connect_timeout_ms: int | None,
-        tls: ProcessTls | None = None, credentials: Credentials | None = None,
+        tls: ProcessTls | None = None, credentials: Credentials | None = None, cluster: OneCluster | None = None,
     ) -> None:  # fmt: skip
-        """With ``credentials`` connections and requests are signed, as in ``producers.requests.transport``."""
+        """With ``credentials`` connections and requests are signed, as in ``producers.requests.transport``.
+
+        ``cluster`` is what the client knows of its cluster already.
+        """
         self._tls = None if tls is None else tls.client(AN_OM)
         self._credentials = credentials
         self._client = client_id.hex()
         self._routes = Routes(addresses)
-        self._cluster = OneCluster()
+        self._cluster = OneCluster() if cluster is None else cluster
         self._links: dict[str, NodeLink] = {}
         self._reconnecting = Reconnecting(random.Random(client_id).random)
         self._wanted: set[int] = set()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 from producers.direct.core.link_talk import LinkFailed, LinkState, LinkTalk
-from producers.direct.core.one_cluster import OneCluster
+from producers.requests.core.one_cluster import OneCluster
 from schemas.access.credentials import Credentials
 from schemas.access.signatures import user_authorization
 from schemas.door.frames import DOOR_PATH, DoorFrame

@@ -69,7 +69,10 @@ class KeyStreams:
             if self._closed:
                 raise ClientClosed(CLIENT_CLOSED, "the client is closed")
             if self._datanodes is None:
-                self._datanodes = Datanodes(cluster=self.directory.cluster_name(), peer=PEER, tls=self._tls)
+                self._datanodes = Datanodes(
+                    cluster=self.directory.cluster_name(), peer=PEER, tls=self._tls,
+                    brokers_id=self._reads.cluster.brokers_id,
+                )  # fmt: skip
             return self._datanodes
 
     @property

@@ -62,6 +62,11 @@ class NodeAddresses:
         return address_of(address if "://" in address else f"https://{address}")
 
     @property
+    def given(self) -> list[str]:
+        """The addresses that were given; none if the brokers are asked for them."""
+        return self._addresses if self._find is None else []
+
+    @property
     def any_hope(self) -> bool:
         """Whether there are nodes, or there may be some."""
         return self._find is not None or bool(self._addresses)

@@ -10,7 +10,9 @@ What belongs here: the addresses, the paths of the nodes' HTTP API, and the way 
 5. ``node_addresses`` decides which nodes are asked, and in which order.
 6. Keys are looked up and listed by the direct door if the client has one (``direct/key_lookups``); what it does not
    answer is asked over HTTP.
-7. A wait of more than two seconds says what it waits for (``waiting``).
+7. Each answer names the brokers of its node, if the node is not older. A node of other brokers than the client's, or
+   than another node's, is left out: nothing that it says is used.
+8. A wait of more than two seconds says what it waits for (``waiting``).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import threading
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, replace
 from typing import Any, Literal, TypeVar, get_args
 from urllib.parse import quote
@@ -30,6 +33,7 @@ from producers.errors import (
     CLIENT_CLOSED,
     NOT_CONNECTED,
     ClientClosed,
+    InvalidArgument,
     NotConnected,
     NotFound,
     RequestFailed,
@@ -59,11 +63,13 @@ from producers.reads.read_words import ROOT, asked, missing
 from producers.reads.snapshot_diffs import OnProgress, SnapshotDiff, SnapshotDiffProgress
 from producers.requests import arguments
 from producers.requests.bodies import acl_object
+from producers.requests.core.one_cluster import OneCluster
 from producers.requests.listed_page import ListedPage
 from producers.waiting import SlowWait
 from schemas.access.credentials import Credentials
 from schemas.codecs.codec import Undecodable, decode_as
 from schemas.door.frames import MAX_READ_KEYS
+from schemas.kafka.brokers_id import BROKERS_HEADER
 from schemas.records.door import DoorRows
 from schemas.records.rows import BlockLocation, BucketInfo, KeyInfo, SnapshotInfo, VolumeInfo
 from schemas.result_codes import (
@@ -80,6 +86,7 @@ from schemas.security.tls import ProcessTls, verify_of
 from schemas.settings.table import CommandSettings
 from transport.processes import begins_anew_in_forks
 from transport.waiting.core.backoff import Backoff
+from transport.waiting.daemon_threads import DaemonThreads
 from transport.waiting.deadline import Deadline
 
 Consistency = Literal["linearizable", "session", "stale"]
@@ -94,6 +101,11 @@ CONNECT_TIMEOUT_MS = 2_000
 """Longest time for a node to accept a connection: a node that listens accepts at once."""
 TOKENS_DEADLINE_MS = 10_000
 """Longest time for the question for a key's block tokens: a stream may wait meanwhile."""
+NAMING_S = 1.0
+"""How long a new client waits for the nodes that it was given to say whose brokers they are at."""
+MAX_NAMING = 16
+"""Nodes that a new client asks at once for that."""
+HEALTH_PATH = "/health"
 MIN_ASK_S = 0.1
 """A node's shortest time for an answer, even at the deadline, so that the error names its fault."""
 
@@ -129,6 +141,8 @@ class Reads:
         self._positions = positions
         self._look_up: LookUp | None = None
         self._signer = None if credentials is None else CallSigner(credentials)
+        self.cluster = OneCluster()
+        """The cluster that the nodes, and the client's brokers, name."""
         self._tls = tls
         self._closed = False
         self.begin_anew()
@@ -155,10 +169,47 @@ class Reads:
     def _deadline(self) -> Deadline:
         return Deadline.after_ms(self._deadline_ms)
 
-    def follow(self, positions: Callable[[], Mapping[int, int]], look_up: LookUp | None = None) -> None:
-        """Take the positions of ``session`` reads from ``positions`` from now on, and try ``look_up`` before HTTP."""
+    def follow(
+        self, positions: Callable[[], Mapping[int, int]], look_up: LookUp | None = None,
+        cluster: OneCluster | None = None,
+    ) -> None:  # fmt: skip
+        """Take the positions of ``session`` reads from ``positions`` from now on, and try ``look_up`` before HTTP.
+
+        Raises InvalidArgument if a node that was given is of another ``cluster``, and says so within NAMING_S: whoever
+        reads from one cluster and writes into another puts the blocks of one on the other's datanodes.
+        """
         self._positions = positions
         self._look_up = look_up
+        if cluster is None or cluster is self.cluster:
+            return
+        self.cluster = cluster
+        if cluster.brokers_id and (faults := self._foreign_nodes()):
+            raise InvalidArgument("read_from", f"(or nodes) must be nodes of one cluster: {'; '.join(faults)}")
+
+    def _foreign_nodes(self) -> list[str]:
+        """Ask the nodes that were given, all at once, whose brokers they are at; return what is wrong with them."""
+        given = self._nodes.given
+        if not given:
+            return []
+        threads = DaemonThreads(min(len(given), MAX_NAMING), "stratolog-naming")
+        deadline = Deadline.after_s(NAMING_S)
+        asked = [threads.submit(self._fault_at, address) for address in given]
+        faults = []
+        for one in asked:
+            with suppress(TimeoutError):  # a node that says nothing now is judged by its first answer
+                faults.append(one.result(deadline.left_s))
+        threads.shutdown(wait=False)
+        return [fault for fault in faults if fault is not None]
+
+    def _fault_at(self, address: str) -> str | None:
+        try:
+            return self._fault_of(self._http.get(address + HEALTH_PATH, timeout=NAMING_S), address)
+        except (httpx.HTTPError, RuntimeError):  # RuntimeError: the client is closed meanwhile
+            return None
+
+    def _fault_of(self, answer: httpx.Response, address: str) -> str | None:
+        """Return why what a node answers is not used; None if it is of the client's cluster, or does not say."""
+        return self.cluster.fault_of("", f"the node at {address}", answer.headers.get(BROKERS_HEADER, ""))
 
     def close(self) -> None:
         """Close the connections to the nodes."""
@@ -554,6 +605,8 @@ class Reads:
             if not self._http.is_closed:
                 raise
             raise ClientClosed(CLIENT_CLOSED, "the client is closed") from error
+        if (fault := self._fault_of(answer, address)) is not None:
+            return NotConnected(NOT_CONNECTED, fault)
         what = asked(path, query)
         if answer.status_code == httpx.codes.OK:
             return _object(answer, f"{what}: {address}")

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from producers.errors import (
@@ -53,6 +53,7 @@ from producers.requests.core.calls import (
     outcome_of,
     unknown,
 )
+from producers.requests.core.one_cluster import OneCluster
 from producers.requests.listed_page import ListedPage
 from producers.requests.transport import Transport
 from producers.waiting import SlowWait
@@ -107,6 +108,8 @@ class RequestSettings:
     tracer: Tracer | None = None
     tls: ProcessTls | None = None
     """How nodes and datanodes are spoken with; None: in clear."""
+    cluster: OneCluster = field(default_factory=OneCluster)
+    """The cluster that the client's brokers and nodes name."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -249,14 +252,19 @@ Connect = Callable[[RequestSettings, bytes], RequestConnection]
 
 
 def connect_to_kafka(settings: RequestSettings, client_id: bytes) -> RequestConnection:
-    """Connect to the brokers; raises NotConnected."""
-    return Transport(
+    """Connect to the brokers; raises NotConnected, also if they are not those that the client was connected to."""
+    made = Transport(
         settings.bootstrap_servers,
         client_id,
         message_timeout_ms=settings.policy.silence_ms,
         connect_timeout_ms=settings.connect_timeout_ms,
         credentials=settings.credentials,
     )
+    who = f"brokers {connection(settings.bootstrap_servers).servers}"
+    if (fault := settings.cluster.fault_of("", who, made.brokers_id)) is not None:
+        made.close()
+        raise NotConnected(NOT_CONNECTED, fault)
+    return made
 
 
 def new_client_id(credentials: Credentials | None) -> bytes:
@@ -345,6 +353,11 @@ class RequestEngine:
             return self._transport or self._open(replace(self._settings, connect_timeout_ms=limit_ms))
         finally:
             self._opening.release()
+
+    @property
+    def cluster(self) -> OneCluster:
+        """The cluster that the client's brokers and nodes name."""
+        return self._settings.cluster
 
     @property
     def credentials(self) -> Credentials | None:

@@ -26,6 +26,7 @@ from producers.waiting import WORD_EACH_MS, SlowWait
 from schemas.access.credentials import Credentials
 from schemas.access.signatures import sealed_key
 from schemas.codecs.envelopes import enveloped_requests
+from schemas.kafka.brokers_id import brokers_id
 from schemas.kafka.client_settings import client_settings
 from schemas.kafka.connection import USERNAME, BadKafkaSetting, Brokers, connection
 from schemas.kafka.reply_keys import reply_key
@@ -80,6 +81,8 @@ class Transport:
         self._patience = SlowWait(f"connecting to {bootstrap_servers}")
         self._producer = Producer(_producer_settings(self._brokers, message_timeout_ms, self._troubles))
         self._consumer = Consumer(_consumer_settings(self._brokers, client_id, self._troubles))
+        self.brokers_id = ""
+        """The id of the brokers' Kafka cluster; empty if they tell none."""
         begins_anew_in_forks(self)
         try:
             self.shards = self._find_shards(deadline)
@@ -119,7 +122,7 @@ class Transport:
         last: object = "no answer"
         while not deadline.has_passed:
             try:
-                metadata = self._consumer.list_topics(topic, timeout=_ask_s(deadline)).topics[topic]
+                found = self._consumer.list_topics(topic, timeout=_ask_s(deadline))
             except KafkaException as error:
                 last = error.args[0]
                 self._troubles.note(error.args[0])
@@ -127,6 +130,8 @@ class Transport:
                 self._patience.still(last)
                 time.sleep(PAUSE_S)
                 continue
+            metadata = found.topics[topic]
+            self.brokers_id = brokers_id(found.cluster_id)
             if metadata.error is None and metadata.partitions:
                 return len(metadata.partitions)
             # Some brokers may not know a topic yet that was made a moment ago.

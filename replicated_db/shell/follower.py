@@ -49,12 +49,13 @@ def make_app(
     name: str, *, bootstrap_servers: Brokers, host: str, port: int, data_dir: Path, fatal: Callable[[BaseException], None],
     follows: Iterable[tuple[str, int]] | None = None, placed: int | None = None, flowing_wait_ms: int = FLOWING_WAIT_MS,
     guard: HttpGuard | None = None, middlewares: Sequence[Any] = (), tls: ProcessTls | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> faust.App:  # fmt: skip
     """Return the Faust app of this process. ``name`` is its group id, fresh for each start; ``fatal`` ends the process.
 
     The app's web server listens on ``host``:``port`` and serves what ``guard`` lets through. Without a guard it serves
-    nothing that changes anything. ``middlewares`` of aiohttp stand behind the guard. With ``tls`` the server speaks TLS
-    alone. With ``follows``, only these (topic, partition) pairs are fetched, until
+    nothing that changes anything. ``middlewares`` of aiohttp stand behind the guard; ``headers`` are in each answer.
+    With ``tls`` the server speaks TLS alone. With ``follows``, only these (topic, partition) pairs are fetched, until
     ``FollowerTransport.follow`` names more. With ``placed``, the topics may grow: the group has offsets for this many
     partitions of each topic, and partitions added later are read from their beginning. ``flowing_wait_ms`` is how long
     a broker may gather records while they flow.
@@ -84,7 +85,7 @@ def make_app(
         broker_max_poll_interval=IDLE_FOR_GOOD_S,
         monitor=QuietMonitor(),
     )
-    app.web = NodeWeb(app, None if tls is None else tls.server(needs_certificate=False))
+    app.web = NodeWeb(app, None if tls is None else tls.server(needs_certificate=False), headers)
     app.transport = FollowerTransport(
         app.conf.broker_consumer, app, fatal=fatal, follows=follows, placed=placed, flowing_wait_ms=flowing_wait_ms
     )

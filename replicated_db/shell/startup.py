@@ -16,6 +16,7 @@ from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import NeedsCheckpoint, StopProcess
 from replicated_db.core.log.log_reads import END_BEHIND_WAIT_S
 from replicated_db.core.ports import Log, LogUnavailable, OffsetOutOfRange
+from schemas.kafka.brokers_id import brokers_id
 from schemas.kafka.client_settings import client_settings
 from schemas.kafka.connection import Brokers
 from schemas.kafka.troubles import ConnectionTroubles
@@ -40,6 +41,8 @@ class Topics:
     log_topic_id: str
     partitions: Mapping[str, int]
     min_session_timeout_ms: int
+    brokers_id: str = ""
+    """The id of the brokers' Kafka cluster; empty if they tell none."""
 
 
 def check_topics(
@@ -60,7 +63,7 @@ def check_topics(
     own = {"socket.timeout.ms": timeout_ms, "log_level": 5, "error_cb": troubles}
     admin = AdminClient(client_settings(bootstrap_servers, own))
     try:
-        brokers = admin.list_topics(timeout=ADMIN_TIMEOUT_S).brokers
+        seen = admin.list_topics(timeout=ADMIN_TIMEOUT_S)
         described = admin.describe_topics(TopicCollection([log_topic, *others]), request_timeout=ADMIN_TIMEOUT_S)
         found = {}
         for name, future in described.items():
@@ -75,7 +78,7 @@ def check_topics(
                 raise WrongSetting(f"topic {name}: {error.args[0].str()}") from error
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in wanted]
         # librdkafka asks each broker for that broker's own settings, and takes one broker per call.
-        calls = [resources, *([ConfigResource(ResourceType.BROKER, str(broker))] for broker in brokers)]
+        calls = [resources, *([ConfigResource(ResourceType.BROKER, str(broker))] for broker in seen.brokers)]
         configs = {
             (str(resource.restype), resource.name): {entry.name: entry.value for entry in future.result().values()}
             for call in calls
@@ -95,6 +98,7 @@ def check_topics(
         log_topic_id=str(found[log_topic].topic_id),
         partitions={name: len(topic.partitions) for name, topic in found.items()},
         min_session_timeout_ms=max(int(config.get(MIN_SESSION_TIMEOUT) or 0) for config in configs.values()),
+        brokers_id=brokers_id(seen.cluster_id),
     )
 
 

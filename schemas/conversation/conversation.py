@@ -125,6 +125,16 @@ def with_tokens(request: Any, tokens: bytes) -> bytes:
     return encode(TokenedRequest(tokens=tokens, request=encoded)) if tokens else encoded
 
 
+def check_brokers(hello: Hello, said: int, own: int) -> None:
+    """Raise ConversationFailed if a peer is at other brokers; the numbers stand for them, 0: not known.
+
+    Two clusters may have one name (``schemas/kafka/brokers_id.py``).
+    """
+    if said and own and said != own:
+        what = f"peer {hello.peer!r} is of cluster {hello.cluster!r} at other brokers (mark {said:x}, not {own:x})"
+        raise ConversationFailed(ConversationFault.WRONG_CLUSTER, what)
+
+
 def judge_hello(hello: Hello, cluster: str, *, datanode: str = "", cluster_needed: bool = False) -> int:
     """Return the version to speak with a peer; raises ConversationFailed for another version, cluster or datanode.
 
@@ -151,11 +161,14 @@ class Conversation:
 
     def __init__(
         self, role: ConversationRole, hello: Hello, *, datanode: str = "", cluster_needed: bool = False,
-        frames: FrameBuffer | None = None,
+        frames: FrameBuffer | None = None, brokers: int = 0,
     ) -> None:  # fmt: skip
         """``hello`` is what this side says; ``frames`` is the buffer to receive into; the others are as for
         ``judge_hello``.
+
+        ``brokers`` stands for this side's brokers (``brokers_mark``), and is the offset of its HELLO.
         """
+        self._brokers = brokers
         self._role = role
         self._table = TABLE[role]
         self._state = ConversationState.IDLE
@@ -247,6 +260,7 @@ class Conversation:
             version = judge_hello(
                 hello, self._hello.cluster, datanode=self._datanode, cluster_needed=self._cluster_needed
             )
+            check_brokers(hello, frame.header.offset, self._brokers)
         except UnreadableRecord as error:
             raise self._fail(ConversationFault.UNREADABLE, str(error)) from error
         except ConversationFailed as error:
@@ -256,10 +270,12 @@ class Conversation:
         return PeerGreeted(hello, version)
 
     def _answers(self, header: FrameHeader) -> bool:
-        """Whether a frame answers the oldest open request; an ERROR always does."""
-        if self._role is ConversationRole.SERVER or not self._under_way or header.kind is Kind.ERROR:
+        """Whether a frame answers the oldest open request; an ERROR without a number ends all that is open."""
+        if self._role is ConversationRole.SERVER or not self._under_way:
             return True
         oldest = self._under_way[0]
+        if header.kind is Kind.ERROR:
+            return header.sequence in (0, oldest.sequence)
         return header.sequence == oldest.sequence and oldest.reads is not (header.kind is Kind.REPLY)
 
     def _misplaced(self, header: FrameHeader) -> str:
@@ -277,7 +293,7 @@ class Conversation:
 
     def hello(self) -> bytes:
         """Return this side's HELLO."""
-        return self.say(Kind.HELLO, encode(self._hello))
+        return self.say(Kind.HELLO, encode(self._hello), offset=self._brokers)
 
     def request(self, request: Any, *, sequence: int = 0, tokens: bytes = b"") -> bytes:
         """Return the REQUEST of a record, with the block tokens that allow it.

@@ -76,7 +76,7 @@ class Kind(IntEnum):
     """What a frame is."""
 
     HELLO = 1
-    """First frame of each side."""
+    """First frame of each side; ``offset`` stands for its brokers (``schemas/kafka/brokers_id.py``), 0: not known."""
     OPEN = 2
     """A stream begins (OpenStream); answered by ACK of the offset it begins at once the whole tree below stands."""
     DATA = 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from confluent_kafka import KafkaException
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from producers import Client
@@ -16,7 +15,7 @@ from stratolog.local.processes import wait_until
 from stratolog.local.stack import topic_plan
 from stratolog.local.topics import ensure_topics
 from tests.support.faults.stack_faults import PATIENCE_S, run_to_its_end
-from tests.support.local.stack import LocalKafka, TestStack
+from tests.support.local.stack import LocalKafka, TestStack, make_topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
 
@@ -102,19 +101,6 @@ def test_a_log_made_anew_under_a_replica(stack: TestStack) -> None:
     assert "AHEAD_OF_LOG" in output
     assert "shard 0" in output
     assert "Traceback" not in output
-
-
-def make_topics(stack: TestStack) -> None:
-    """Make the missing topic; while the broker is still deleting the old one it says that it exists."""
-
-    def made() -> bool:
-        try:
-            ensure_topics(stack.settings.bootstrap_servers, topic_plan(stack.settings))
-        except KafkaException:
-            return False
-        return True
-
-    assert wait_until(made, PATIENCE_S)
 
 
 def test_a_missing_topic(stack: TestStack) -> None:

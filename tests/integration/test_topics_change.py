@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 
 import pytest
-from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewPartitions
 
 from replicated_db.shell.kafka.faust_transport import BEYOND_END_WAIT_S
@@ -15,7 +14,7 @@ from stratolog.local.processes import wait_until
 from stratolog.local.stack import topic_plan
 from stratolog.local.topics import ensure_topics
 from tests.support.faults.stack_faults import PATIENCE_S
-from tests.support.local.stack import TestStack
+from tests.support.local.stack import TestStack, make_topics
 from transport.waiting.deadline import Deadline
 
 GROUPS_S = 150.0
@@ -47,15 +46,7 @@ def make_anew(stack: TestStack, topic: str) -> None:
     stack.kafka.admin.delete_topics([topic])[topic].result()
     assert wait_until(lambda: topic not in stack.kafka.admin.list_topics(timeout=5).topics, PATIENCE_S)
     time.sleep(LOOK_S)  # the nodes see that it is gone
-
-    def made() -> bool:
-        try:
-            ensure_topics(stack.settings.bootstrap_servers, topic_plan(stack.settings))
-        except KafkaException:
-            return False
-        return True
-
-    assert wait_until(made, PATIENCE_S)
+    make_topics(stack)
 
 
 def running(stack: TestStack) -> list[str]:

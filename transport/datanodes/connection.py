@@ -10,7 +10,9 @@ reports; nothing about blocks. The rules:
    (SILENT). An error of a socket is UNREACHABLE. After either, and after an ERROR in a stream, the connection is of no
    further use.
 4. In TLS the datanode's certificate has the name that its HELLO has.
-5. A connection belongs to the process that made it. One that is forked from it closes its copy at once, and refuses to
+5. Requests are numbered from 1 on, and an answer carries the number of its request. One with another number, such as
+   an answer that a peer repeats late, ends the connection.
+6. A connection belongs to the process that made it. One that is forked from it closes its copy at once, and refuses to
    use it: what it sent or took would be missing in the talk of the first.
 """
 
@@ -80,6 +82,8 @@ class DatanodeCaller:
     words: FailureWords = FailureWords()
     cluster_needed: bool = False
     """Whether a datanode must name the cluster in its HELLO (``judge_hello``)."""
+    brokers: int = 0
+    """What stands for the caller's brokers (``brokers_mark``): a datanode of others is refused."""
     on_slow_hello: Callable[[str, str], None] | None = None
     """Called with a datanode's name and address if its HELLO does not come for SLOW_HELLO_MS."""
 
@@ -110,12 +114,15 @@ class DatanodeConnection:
         """Called while the datanode is silent; returns whether waiting still makes sense."""
         self.process = this_process()
         self._is_ours = True
+        self._number = 0
+        """The number of the request that was sent last."""
         self._silence_ms = silence_ms
         self._caller = caller
         self._timeouts: dict[int, int] = {}
         self.talk = Conversation(
-            ConversationRole.CLIENT, caller.hello, datanode=datanode, cluster_needed=caller.cluster_needed
-        )
+            ConversationRole.CLIENT, caller.hello, datanode=datanode, cluster_needed=caller.cluster_needed,
+            brokers=caller.brokers,
+        )  # fmt: skip
         """The conversation makes the bytes; this class sends them."""
         self._socket = self._dial(datanode, Deadline.after_ms(connect_timeout_ms))
         begins_anew_in_forks(self)
@@ -297,15 +304,19 @@ class DatanodeConnection:
 
     # -- requests
 
-    def send_request(self, request: Any, *, sequence: int = 0, tokens: bytes = b"") -> None:
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def send_request(self, request: Any, *, tokens: bytes = b"") -> None:
         """Send a request, with block tokens; the next answer belongs to the oldest request without one."""
         try:
-            frame = self.talk.request(request, sequence=sequence, tokens=self.presented(tokens))
+            frame = self.talk.request(request, sequence=self._next_number(), tokens=self.presented(tokens))
         except ConversationFailed as error:
             raise self._conversation_failed(error) from error
         self.send_parts([frame])
 
-    def send_encoded(self, parts: Sequence[Buffer], *, sequence: int = 0, crc: int | None = None) -> None:
+    def send_encoded(self, parts: Sequence[Buffer], *, crc: int | None = None) -> None:
         """Send an encoded request, whose parts are not joined; ``crc`` is its CRC32C, if it is known."""
         length = sum(map(len, parts))
         if crc is None:
@@ -313,7 +324,9 @@ class DatanodeConnection:
             for part in parts:
                 crc = crc32c(part, crc)
         try:
-            header = self.talk.header(Kind.REQUEST, stream=0, sequence=sequence, offset=0, length=length, crc=crc)
+            header = self.talk.header(
+                Kind.REQUEST, stream=0, sequence=self._next_number(), offset=0, length=length, crc=crc
+            )
         except ConversationFailed as error:
             raise self._conversation_failed(error) from error
         self.send_parts([header, *parts])
@@ -384,7 +397,7 @@ class DatanodeConnection:
         self._socket.close()
 
     def begin_anew(self) -> None:
-        """Close the copy of a forked process: rule 5."""
+        """Close the copy of a forked process: rule 6."""
         self._is_ours = False
         self._socket.close()
 

@@ -63,6 +63,8 @@ STEP_S = 0.5
 _RETRY = Backoff(first_s=0.05, last_s=1.0)
 _NOT_LED = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 """What brokers answer about a partition that was made a moment ago."""
+_FOR_GOOD = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._BAD_MSG)
+"""librdkafka goes on after these, and after a wrong checksum anywhere: with the first record of the topic, too."""
 _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 
 T = TypeVar("T")
@@ -275,7 +277,7 @@ class TopicTail:
                 found.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._next[number] = offset
-            elif is_strict or error.fatal() or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            elif is_strict or error.fatal() or error.code() in _FOR_GOOD:
                 raise TopicUnavailable(self.topic, error.str())
             elif error.code() in _GONE:
                 self._next_look = Deadline.after_s(0)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from aiohttp import web
 
@@ -33,15 +33,17 @@ class HttpServer:
 
     def __init__(
         self, app: web.Application, *, tls: ssl.SSLContext | None = None, most: int | None = None,
-        line_bytes: int = LINE_BYTES, end_timeout_s: float = END_TIMEOUT_S,
+        line_bytes: int = LINE_BYTES, end_timeout_s: float = END_TIMEOUT_S, headers: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """``tls``: what connections are made secure with; None: they are in clear.
+        """``tls``: what connections are made secure with; None: they are in clear. ``headers`` are in each answer.
 
         ``most`` is how many connections may be open; None: as many as this process's descriptors allow.
         """
         self.most = most_connections() if most is None else most
         self.end_timeout_s = end_timeout_s
         self._tls = tls
+        if headers:
+            app.on_response_prepare.append(_adding(headers))
         self._runner = _Runner(app, self.most, line_bytes, end_timeout_s)
         self._listeners: list[asyncio.Server] = []
 
@@ -75,6 +77,13 @@ class HttpServer:
         for one in self._listeners:
             one.close()
         await self._runner.cleanup()
+
+
+def _adding(headers: Mapping[str, str]) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    async def add(_request: web.Request, answer: web.StreamResponse) -> None:
+        answer.headers.update(headers)
+
+    return add
 
 
 class _Runner(web.AppRunner):

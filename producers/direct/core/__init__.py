@@ -1,4 +1,1 @@
-"""The pure part of the direct door: ``link_talk`` is one connection's conversation, ``routes`` says who leads.
-
-``one_cluster`` is that of all connections.
-"""
+"""The pure part of the direct door: ``link_talk`` is one connection's conversation, ``routes`` says who leads."""

@@ -7,10 +7,11 @@ from enum import Enum
 
 import h11
 
-from producers.direct.core.one_cluster import OneCluster
+from producers.requests.core.one_cluster import OneCluster
 from schemas.codecs.codec import Undecodable, decode_as
 from schemas.door.frames import DOOR_PATH, UPGRADE, DoorFrame, DoorFrames, DoorKind
 from schemas.door.talk import DoorRole, DoorTalk
+from schemas.kafka.brokers_id import BROKERS_HEADER
 from schemas.privilege import AUTHORIZATION
 from schemas.records.datanode import StreamError
 from schemas.records.framing import BadFrame
@@ -82,6 +83,8 @@ class LinkTalk:
         self._answer: h11.Response | None = None
         self._body = b""
         self._begun = b""
+        self._brokers_id = ""
+        """The id of the node's brokers, which it tells as it switches; empty: it is older."""
 
     @property
     def node(self) -> str:
@@ -131,7 +134,8 @@ class LinkTalk:
                 yield frame
 
     def _check_cluster(self) -> None:
-        fault = self._cluster.fault_of(self._talk.peer_cluster, self._talk.peer, self._host)
+        who = f"{self._talk.peer!r} at {self._host}"
+        fault = self._cluster.fault_of(self._talk.peer_cluster, who, self._brokers_id)
         if fault is not None:
             raise OtherCluster(fault)
 
@@ -147,6 +151,7 @@ class LinkTalk:
             event = self._http.next_event()
             if isinstance(event, h11.InformationalResponse) and event.status_code == SWITCHING:
                 self._after(LinkEvent.SWITCHED)
+                self._brokers_id = dict(event.headers).get(BROKERS_HEADER.lower().encode(), b"").decode("latin-1")
                 return bytes(self._http.trailing_data[0])
             if isinstance(event, h11.Response):
                 self._answer = event

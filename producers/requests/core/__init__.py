@@ -1,1 +1,1 @@
-"""The open calls, when each is sent again, and which answer belongs to which call. Pure."""
+"""The open calls, when each is sent again, and which answer belongs to which call; the cluster of a client. Pure."""

@@ -17,7 +17,7 @@ Afterwards the process's own server takes over the listening socket. Nobody is r
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from aiohttp import web
@@ -51,9 +51,12 @@ class OpeningWeb:
 
     def __init__(
         self, node: str, host: str, port: int, pages: TransferPages, middlewares: Sequence[Any], *, replicas: int,
-        opened: Callable[[], int], tls: ProcessTls | None = None,
+        opened: Callable[[], int], tls: ProcessTls | None = None, headers: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """``replicas`` is how many there are to be; ``opened`` returns how many are open."""
+        """``replicas`` is how many there are to be; ``opened`` returns how many are open.
+
+        ``headers`` are in each answer.
+        """
         self._node = node
         self._address = (host, port)
         self._replicas = replicas
@@ -64,7 +67,7 @@ class OpeningWeb:
         app.router.add_get("/metrics", Metrics(self._families).page())
         app.router.add_route("*", "/{any:.*}", self._not_yet)
         context = None if tls is None else tls.server(needs_certificate=False)
-        self._server = ThreadedServer(HttpServer(app, tls=context), "opening-web")
+        self._server = ThreadedServer(HttpServer(app, tls=context, headers=headers), "opening-web")
         self._listening: list[socket.socket] = []
 
     def start(self) -> Self:

@@ -51,6 +51,7 @@ from replicated_db.shell.system import SystemIds
 from replicated_db.shell.trimming.log_trimmer import Addresses, LogTrimmer
 from replicated_db.shell.trimming.log_trimming import LogTrimLoop, LogTrimming
 from replicated_db.shell.trimming.trim_pages import TrimPages
+from schemas.kafka.brokers_id import brokers_header
 from schemas.kafka.connection import Brokers
 from schemas.privilege import ClusterSecret
 from schemas.security.tls import ProcessTls
@@ -71,6 +72,8 @@ class HostSettings:
     audit_topic: str
     topic_id: str
     """The id of the log topic's incarnation."""
+    brokers_id: str = ""
+    """The id of the brokers' Kafka cluster, which every answer of HTTP names; empty: it is not known."""
     shards: int
     """How many shards a log of this kind has, or can have; it is in every replica's identity."""
     members: frozenset[str] = frozenset()
@@ -218,6 +221,7 @@ class DatabaseHost:
             f"{name}-{settings.node}-{secrets.token_hex(GROUP_DIGITS // 2)}", bootstrap_servers=settings.bootstrap_servers, host=host,
             port=port, data_dir=data_dir, fatal=self.fatal, follows=follows, placed=placed,
             flowing_wait_ms=flowing_wait_ms, guard=guard, middlewares=middlewares, tls=settings.tls,
+            headers=brokers_header(settings.brokers_id),
         )  # fmt: skip
         place = partial(
             place_group, settings.bootstrap_servers, app.conf.id, log_topic=settings.log_topic,

@@ -7,6 +7,7 @@ move on, so an answer stays good. A member that joins meanwhile begins with a pe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from threading import Lock
 
 from replicated_db.core.trimming.bases import Base
@@ -99,9 +100,10 @@ class LogTrimmer:
         audit = self._verdicts.place(partition)
         records = self._of(partition)
         first, end = records.bounds()
+        hash_at = cache(records.hash_at)  # several members may stand at one record
         for name, place in answers.items():
             if isinstance(place, MemberPlace) and place.record_hash and first <= place.offset < end:
-                answers[name] = lost(place, records.hash_at(place.offset)) or place
+                answers[name] = lost(place, hash_at(place.offset)) or place
         facts = TrimFacts(
             first=first, end=end, now_ms=now_ms, answers=answers, audit=audit,
             logged_at_ms=self._times(partition, first, own.bases),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import faust
@@ -28,10 +28,14 @@ END_TIMEOUT_S = 60.0
 class NodeWeb(Web):
     """Faust's pages on the server of all processes, with lines of up to MAX_LINE_BYTES."""
 
-    def __init__(self, app: faust.App, tls: ssl.SSLContext | None = None, **more: Any) -> None:
-        """``tls``: what connections are made secure with; None: they are in clear."""
+    def __init__(
+        self, app: faust.App, tls: ssl.SSLContext | None = None, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> None:
+        """``tls``: what connections are made secure with; None: they are in clear. ``headers`` are in each answer."""
         super().__init__(app, **more)
-        self.server = HttpServer(self.web_app, tls=tls, line_bytes=MAX_LINE_BYTES, end_timeout_s=END_TIMEOUT_S)
+        self.server = HttpServer(
+            self.web_app, tls=tls, line_bytes=MAX_LINE_BYTES, end_timeout_s=END_TIMEOUT_S, headers=headers
+        )
         self.listening: Sequence[socket.socket] = ()
         """Sockets that listen already; without any the server makes its own."""
 

@@ -3,7 +3,8 @@
 What Kafka does: it serves the damaged batch as it is; neither the broker nor its in-sync followers read it again. What must hold: readers find it
 by its checksum, stop, and name the offset: a node that replays the log from its beginning (aiokafka), and a reader of the log by
 librdkafka. The latter may be aborted by its library instead, which says nothing of the offset: after a wrong checksum librdkafka goes on at
-a wrong place of the answer, and ends the process if zeros lie there. Nothing of the batch is applied. Nodes that had read it before go on.
+a wrong place of the answer, and ends the process if zeros lie there. (``tests/unit/replicated_db/shell/test_kafka_log.py`` shows it without
+a disk.) Nothing of the batch is applied. Nodes that had read it before go on.
 With the broker's copy of the partition removed, it copies the others' again, and the node that had stopped reads on and is equal to the others.
 """
 

@@ -7,10 +7,15 @@ those needs a real broker (``make_stack``).
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from crc32c import crc32c
+
+from schemas.codecs.varints import encode_long
 
 PARTITIONS = 4
 TIMEOUT_S = 30.0
@@ -29,6 +34,14 @@ class MemoryBroker:
         for value in values:
             self._producer.produce(topic, value, key, partition)
         assert not self._producer.flush(TIMEOUT_S), "the broker in memory does not take records"
+
+    def append_damaged(self, topic: str, value: bytes, partition: int = 0) -> None:
+        """Append a batch of one record whose checksum is wrong: this broker stores what it gets, as a disk does."""
+        question = _produce_request(topic, partition, _damaged_batch(value))
+        host, _, port = self.bootstrap_servers.partition(",")[0].rpartition(":")
+        with socket.create_connection((host, int(port)), TIMEOUT_S) as sock:
+            sock.sendall(len(question).to_bytes(4, "big") + question)
+            assert sock.recv(4), "the broker in memory does not take the batch"
 
     def create(self, *topics: str) -> None:
         """Create topics without records."""
@@ -55,6 +68,21 @@ class MemoryBroker:
             return int(consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=TIMEOUT_S)[1])
         finally:
             consumer.close()
+
+
+def _damaged_batch(value: bytes) -> bytes:
+    """Return a batch in Kafka's format of version 2, with one record, whose CRC32C is one bit off."""
+    inner = b"\0" + encode_long(0) + encode_long(0) + encode_long(-1) + encode_long(len(value)) + value + encode_long(0)
+    record = encode_long(len(inner)) + inner
+    body = struct.pack(">hiqqqhii", 0, 0, 1, 1, -1, -1, -1, 1) + record
+    return struct.pack(">qiibI", 0, len(body) + 9, 0, 2, crc32c(body) ^ 1) + body
+
+
+def _produce_request(topic: str, partition: int, records: bytes) -> bytes:
+    """Return a request of Kafka's API Produce, version 7, that waits for all acknowledgements."""
+    header = struct.pack(">hhih", 0, 7, 1, 1) + b"t" + struct.pack(">hhi", -1, -1, 5_000)
+    name = struct.pack(">ih", 1, len(topic)) + topic.encode()
+    return header + name + struct.pack(">iii", 1, partition, len(records)) + records
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from producers import Client
@@ -405,3 +406,16 @@ class TestStack:
             for number in range(1, self.settings.brokers + 1)
         }
         return {**nodes, **brokers}
+
+
+def make_topics(stack: TestStack) -> None:
+    """Make topics that were deleted; while a broker is still deleting an old one it says that it exists."""
+
+    def made() -> bool:
+        try:
+            ensure_topics(stack.settings.bootstrap_servers, topic_plan(stack.settings))
+        except KafkaException:
+            return False
+        return True
+
+    assert wait_until(made, DEFAULT_TIMEOUT_S)

@@ -103,7 +103,7 @@ class DoorSite:
     It ends with its ``with`` block.
     """
 
-    def __init__(self, *, node: str = "om1", cluster: str = "c", signed: bool = False) -> None:
+    def __init__(self, *, node: str = "om1", cluster: str = "c", signed: bool = False, brokers_id: str = "") -> None:
         self.world = World()
         self.world.do(CreateVolume(volume="vol1"))
         self.world.do(CreateBucket(volume="vol1", bucket="bucket1"))
@@ -122,7 +122,7 @@ class DoorSite:
         self.evidence: str | None = None
         self.lock = nullcontext()
         self.identities = Identities(SECRET, lambda: replica, SystemClock()) if signed else None
-        self.door = DirectDoor(node, cluster, {0: replica}, self.lookups, self.identities)
+        self.door = DirectDoor(node, cluster, {0: replica}, self.lookups, self.identities, brokers_id)
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()

@@ -272,7 +272,7 @@ class Datanode:
         self.server = StreamServer(
             name=name, cluster=CLUSTER, host="127.0.0.1", port=0, blocks=self.blocks.store, pipelines=self.pipelines,
             note=note, limits=limits, small_blocks=self._together if small else None,
-            tls=tls, block_tokens=self.tokens,
+            tls=tls, block_tokens=self.tokens, brokers_id=world.brokers_id,
         )  # fmt: skip
         self.address = f"127.0.0.1:{self.server.port}"
 
@@ -365,8 +365,10 @@ class World:
         small=False,
         certified=None,
         policy=None,
+        brokers_id="",
         **options,
     ):
+        self.brokers_id = brokers_id
         self.block_bytes = block_bytes
         self.nodes: dict[str, Datanode] = {}
         self.logs: dict[int, Log] = {}
@@ -380,6 +382,7 @@ class World:
         """So many times no pipeline takes a block."""
         self.racks: dict[str, str] = {}
         self.cluster = BlockCluster(self)
+        self.cluster.brokers_id = brokers_id
         self.om = OmNode(self.cluster, self)
         given = {
             "flush_bytes": 256 * KIB, "client_buffer_bytes": 512 * KIB, "window_bytes": 256 * KIB,

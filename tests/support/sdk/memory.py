@@ -39,6 +39,8 @@ class MemoryCluster:
     block_bytes = BLOCK_BYTES
     inline_bytes = DEFAULT_INLINE_BYTES
     level = LATEST
+    brokers_id = ""
+    """The id of its brokers, as clients and nodes tell it; empty: older ones, which tell none."""
     authorizer: Authorizer = ALLOW_ALL
     standing: ProvenCaller | None = None
     """What is known of whoever calls; None: requests are not signed, and everything is allowed."""
@@ -250,7 +252,8 @@ def pipeline_to(cluster: MemoryCluster, policy, *, max_linger_ms=10.0) -> tuple[
     connections = iter([connection])
     """A forked process makes one of its own."""
 
-    def connect(_settings, _client_id):
+    def connect(settings, _client_id):
+        assert settings.cluster.fault_of("", "brokers memory:0", cluster.brokers_id) is None
         return next(connections, None) or MemoryConnection(cluster)
 
     return RequestEngine(settings, connect=connect), connection

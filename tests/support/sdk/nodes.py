@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from om_processors.namespace import tables
+from schemas.kafka.brokers_id import brokers_header
 from schemas.records.rows import KeyInfo
 from tests.support.sdk.memory import MemoryCluster
 
@@ -29,6 +30,8 @@ class Node:
                 status, body = node.respond(self.path)
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
+                for header in brokers_header(node.cluster.brokers_id).items():
+                    self.send_header(*header)
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -51,6 +54,8 @@ class Node:
         self.queries.append((url.path, query))
         if self.raw is not None:
             return 200, self.raw
+        if url.path == "/health":
+            return 200, b"{}"
         if self.error is not None:
             status, code = self.error
             return status, json.dumps({"error": code, "message": f"{code} it is"}).encode()

@@ -29,8 +29,12 @@ from datanode_processors.layout import (
 )
 
 
-def layout(version: int = 1, *, datanode: str = "dn1", cluster: str = "c", prepared: bool = False) -> Layout:
-    return Layout(layout_version=version, datanode=datanode, cluster=cluster, upgrade_prepared=prepared)
+def layout(
+    version: int = 1, *, datanode: str = "dn1", cluster: str = "c", prepared: bool = False, brokers_id: str = ""
+) -> Layout:
+    return Layout(
+        layout_version=version, datanode=datanode, cluster=cluster, upgrade_prepared=prepared, brokers_id=brokers_id
+    )
 
 
 def start(path: Path, **changed: object) -> Layout:
@@ -67,6 +71,35 @@ def test_what_is_refused(found: Layout | None, software: int, reason: str):
     decision = decide(found, datanode="dn1", cluster="c", empty=False, software_version=software)
     assert isinstance(decision, Refuse)
     assert reason in decision.reason
+
+
+def test_a_folder_stays_with_its_brokers(tmp_path: Path):
+    folder = open_folder(tmp_path, datanode="dn1", cluster="c")
+    folder.check_brokers("")
+    assert "brokers_id" not in json.loads((tmp_path / VERSION_FILE).read_text()), "as older software wrote it"
+    folder.check_brokers("blue")
+    folder.mark_prepared(True)
+    folder.close()
+    again = open_folder(tmp_path, datanode="dn1", cluster="c")
+    assert again.layout == layout(prepared=True, brokers_id="blue")
+    for told in ("blue", ""):
+        again.check_brokers(told)
+    with pytest.raises(LayoutRefused, match="the brokers of Kafka cluster 'blue', and .* are those of 'red'"):
+        again.check_brokers("red")
+    again.close()
+    upgraded = start(tmp_path, software_version=2, upgrades={1: lambda _: None})
+    assert upgraded == layout(2, brokers_id="blue")
+
+
+def test_a_folder_without_the_id_of_its_brokers_takes_those_it_is_started_with(tmp_path: Path):
+    """Older software wrote none, and drops it when it marks the folder."""
+    tmp_path.joinpath(VERSION_FILE).write_text(
+        json.dumps({"layout_version": 1, "datanode": "dn1", "cluster": "c", "upgrade_prepared": False})
+    )
+    folder = open_folder(tmp_path, datanode="dn1", cluster="c")
+    folder.check_brokers("red")
+    folder.close()
+    assert start(tmp_path).brokers_id == "red"
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.booleans())

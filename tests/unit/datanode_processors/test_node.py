@@ -457,6 +457,22 @@ def leave_this_process_alone(monkeypatch: pytest.MonkeyPatch, **partitions: int)
     return changed
 
 
+def test_a_datanode_at_other_brokers_than_before_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_this_process_alone(monkeypatch)
+    config, ended = config_of(tmp_path, "127.0.0.1:1"), list[BaseException]()
+    folder = folder_of(config)
+    folder.check_brokers("blue")
+    folder.close()
+    monkeypatch.setattr(module, "check_topics", lambda *_: replace(topics_of(), brokers_id="red"))
+    monkeypatch.setattr(module, "fatal", ended.append)
+    module.run(config)
+    (error,) = ended
+    assert isinstance(error, CannotStart)
+    assert "it belongs to the brokers of Kafka cluster 'blue'" in str(error)
+
+
 def test_the_process_is_prepared_before_its_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = leave_this_process_alone(monkeypatch)
     before: list[tuple[Any, ...]] = []

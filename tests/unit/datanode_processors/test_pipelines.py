@@ -42,7 +42,7 @@ from schemas.records.datanode import (
 )
 from schemas.records.log import Barrier
 from tests.support.datanodes.checksums import checksums_of
-from tests.support.datanodes.hosts import LocalHost
+from tests.support.datanodes.hosts import LocalHost, NoReports
 from tests.support.local.waiting import eventually
 
 PARTITION, CONTAINER, CELL = 3, 256 + 3, 512
@@ -52,7 +52,7 @@ WAIT_S = 30.0
 LOOKS = 6
 
 
-class World:
+class World(NoReports):
     """One datanode, the only member of its pipelines, which learns of all records when they are appended."""
 
     def __init__(self, folder: Path, log: MemoryLog, container_bytes: int = 1 << 30) -> None:
@@ -71,11 +71,7 @@ class World:
     def publish(self, replica: Any, outcome: Any) -> None:
         """What is applied, as the outbox of a process is told."""
         self.pipelines.on_record(replica, outcome)
-        if outcome.snapshot is not None:
-            outcome.snapshot.close()
-
-    def judge_rows(self, replica: Any, differences: Any, standing: Any) -> None:
-        assert differences == {}, "these replicas' rows are right"
+        super().publish(replica, outcome)
 
     def start(self) -> None:
         self.pipelines.start(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from om_processors import node as node_module
@@ -93,7 +94,7 @@ def shared(broker: MemoryBroker, tmp_path_factory: pytest.TempPathFactory) -> It
         errors: list[BaseException] = []
         patched.setattr(node_module, "fatal", errors.append)
         patched.setattr(process, "_closing", threading.Event())
-        node = OMNode(config_of(broker, tmp_path_factory.mktemp("shared")), "topic")
+        node = OMNode(config_of(broker, tmp_path_factory.mktemp("shared")), "topic", brokers_id="blue")
         yield node
         node.close()
         close_logs(node)
@@ -116,6 +117,15 @@ def test_every_api_of_the_node_is_served(shared: OMNode):
     shared.loops[1].on_rest(True)
     shared.loops[1].on_rest(False)
     assert rested == [("rest", OM_LOG, 1), ("wake", OM_LOG, 1)]
+    (adds,) = app.web.web_app.on_response_prepare
+    asyncio.run(adds(None, answer := web.Response()))
+    assert answer.headers["X-Stratolog-Brokers"] == "blue"
+
+
+def test_the_brokers_are_told_at_every_door(shared: OMNode):
+    assert b"\r\nX-Stratolog-Brokers: blue\r\n" in shared.door._switching
+    assert shared.duties._courier._brokers_id == "blue"
+    assert shared.host.settings.brokers_id == "blue"
 
 
 def test_blocks_are_allocated_on_the_settings_pipelines_or_on_the_datanodes_heard(shared: OMNode):
@@ -302,8 +312,8 @@ def test_a_node_runs_with_its_threads_and_ends_with_its_databases_closed(
     made: list[OMNode] = []
 
     class Watched(OMNode):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
+        def __init__(self, *given: Any, **more: Any) -> None:
+            super().__init__(*given, **more)
             made.append(self)
 
     monkeypatch.setattr(node_module, "OMNode", Watched)

@@ -34,6 +34,7 @@ from schemas.records.packets import (
     VERSION,
     Frame,
     Kind,
+    decode_header,
     encode_frame,
     encode_header,
 )
@@ -336,6 +337,22 @@ def test_hello_is_judged(said: Hello, cluster: str, more: dict[str, Any], fault:
     with pytest.raises(ConversationFailed) as caught:
         judge_hello(said, cluster, **more)
     assert caught.value.fault is fault
+
+
+@pytest.mark.parametrize("role", [CLIENT, SERVER])
+@pytest.mark.parametrize(("own", "said"), [(0, 0), (7, 0), (0, 7), (7, 7), (7, 2**64 - 1)])
+def test_a_peer_at_other_brokers_is_refused_though_its_cluster_has_the_same_name(
+    role: ConversationRole, own: int, said: int
+) -> None:
+    talk = Conversation(role, own_hello("dn2", CLUSTER), brokers=own)
+    assert decode_header(talk.hello()[:HEADER_BYTES]).offset == own
+    other = Conversation(SERVER, own_hello("dn1", CLUSTER), brokers=said).hello()
+    if said in (0, own) or not own:
+        assert isinstance(heard(talk, other), PeerGreeted)
+        return
+    with pytest.raises(ConversationFailed, match="'dn1' is of cluster 'c' at other brokers") as caught:
+        heard(talk, other)
+    assert caught.value.fault is ConversationFault.WRONG_CLUSTER
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc3\x01newerver" + b"x", encode(hello())[:12], encode(REPLY)])

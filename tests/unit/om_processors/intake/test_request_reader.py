@@ -93,6 +93,18 @@ def test_what_librdkafka_tries_again_by_itself_needs_no_recovery(case: Case):
     assert case.noted == []
 
 
+def test_a_damaged_record_is_passed_over_and_told_once(case: Case):
+    """Its requests are sent again: nobody answers them. librdkafka alone would read nothing more, or all again."""
+    case.say(request("vol0"))
+    found = case.reader(position(1, request("vol0")))
+    case.broker.append_damaged(OM_REQUESTS, b"a text that says something. " * 20, SHARD)
+    case.say(request("vol1", 2), request("vol2", 3))
+    assert case.names(2) == ["vol1", "vol2"]
+    (told,) = [text for text in case.noted if "CRC32C" in text]
+    assert told.startswith(f"{OM_REQUESTS}/{SHARD}: offset 1 is passed over, and sent again by the clients")
+    assert found._next_offset == 4
+
+
 class Failed:
     """A message that tells of an error."""
 

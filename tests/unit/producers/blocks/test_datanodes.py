@@ -87,7 +87,7 @@ def test_another_answer_than_was_asked_for_is_a_bad_frame(datanodes, listens):
     def answer():
         assert peer.came.wait(WAIT_S)
         peer.heard(len(said(OWN) + encode_frame(Kind.REQUEST, encode(WATCH))))
-        peer.say(encode_frame(Kind.REPLY, encode(committed)))
+        peer.say(encode_frame(Kind.REPLY, encode(committed), sequence=1))
 
     answering = threading.Thread(target=answer, daemon=True)
     answering.start()

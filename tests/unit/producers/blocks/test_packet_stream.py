@@ -81,6 +81,15 @@ def test_of_the_acknowledgements_that_have_come_the_last_one_counts(begun):
     assert stream.acknowledged(wait=False) is None
 
 
+def test_an_acknowledgement_of_another_stream_is_a_bad_frame(begun):
+    stream, peer = begun
+    stream.send([packet(5, b"ab")])
+    peer.say(encode_frame(Kind.ACK, stream=STREAM + 1, offset=7))
+    with pytest.raises(DatanodeError, match="an ACK of stream") as caught:
+        stream.acknowledged(wait=True)
+    assert caught.value.status == BAD_FRAME
+
+
 def test_who_waits_takes_all_that_came_together(begun):
     stream, peer = begun
     peer.say(acknowledgement(7) + acknowledgement(9))

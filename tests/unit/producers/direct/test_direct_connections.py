@@ -484,8 +484,8 @@ def test_a_node_of_another_cluster_is_left_out_and_told_once(story: Story, caplo
     story.first.tell((0, 2, story.second.address))
     story.until(lambda: story.second.address in transport._links)
     why = (
-        f"{story.second.address}: it is 'om2' of cluster 'd', and this client speaks with cluster 'c', "
-        f"of which 'om1' at {story.first.address} is"
+        f"{story.second.address}: 'om2' at {story.second.address} is of cluster 'd', and this client speaks with cluster 'c', "
+        f"that of 'om1' at {story.first.address}"
     )
     for _ in range(2):
         story.second.accept()
@@ -516,7 +516,7 @@ def test_a_conflict_that_leaves_no_node_names_both_clusters(story: Story) -> Non
     with pytest.raises(NotConnected) as failed:
         transport._wait_for_shards(-1)  # its time is over
     assert failed.value.message.startswith(f"nodes {story.first.address}, {story.second.address}: ")
-    assert "'om2' of cluster 'd', and this client speaks with cluster 'c', of which 'om1' at" in str(failed.value)
+    assert "is of cluster 'd', and this client speaks with cluster 'c', that of 'om1' at" in str(failed.value)
 
 
 def test_without_an_answer_the_faults_of_all_nodes_are_told(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:

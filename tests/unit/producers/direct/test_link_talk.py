@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from producers.direct.core.link_talk import LinkFailed, LinkState, LinkTalk, OtherCluster
-from producers.direct.core.one_cluster import OneCluster
 from producers.direct.core.routes import MAX_NODES, Routes
+from producers.requests.core.one_cluster import OneCluster
 from schemas.codecs.codec import encode
 from schemas.door.frames import DoorFrame, DoorKind, door_frame
 from schemas.door.talk import DoorRole, DoorTalk, error_frame
@@ -79,11 +79,16 @@ def test_the_end_of_an_open_connection_is_told():
         hear(link, b"")
 
 
-def greeted(cluster: OneCluster, node: str, named: str) -> LinkTalk:
-    """Return a connection whose node has named its cluster."""
+def switching(brokers_id: str) -> bytes:
+    """Return the answer to an upgrade that tells the node's brokers."""
+    return SWITCHING.removesuffix(b"\r\n") + f"X-Stratolog-Brokers: {brokers_id}\r\n\r\n".encode()
+
+
+def greeted(cluster: OneCluster, node: str, named: str, brokers_id: str = "") -> LinkTalk:
+    """Return a connection whose node has named its cluster, and its brokers."""
     link = LinkTalk(f"{node}:1", "c0ffee", None, cluster)
     link.begin()
-    hear(link, SWITCHING + DoorTalk(DoorRole.NODE, node, named).hello())
+    hear(link, (switching(brokers_id) if brokers_id else SWITCHING) + DoorTalk(DoorRole.NODE, node, named).hello())
     return link
 
 
@@ -96,9 +101,31 @@ def test_a_node_of_another_cluster_than_the_first_is_refused_before_the_connecti
         hear(link, SWITCHING + DoorTalk(DoorRole.NODE, "om4", "red").hello() + door_frame(DoorKind.LEADERS, b""))
     assert link.state is LinkState.FAILED
     assert str(refused.value) == (
-        "it is 'om4' of cluster 'red', and this client speaks with cluster 'blue', of which 'om1' at om1:1 is"
+        "'om4' at om4:1 is of cluster 'red', and this client speaks with cluster 'blue', that of 'om1' at om1:1"
     )
     assert greeted(ours, "om2", "blue").state is LinkState.OPEN, "the refusal changes nothing"
+    assert ours.name == "blue"
+
+
+def test_a_node_at_other_brokers_is_refused_though_its_cluster_has_the_same_name():
+    ours = OneCluster()
+    assert ours.fault_of("", "brokers b:9092", "blue-id") is None
+    assert greeted(ours, "om1", "blue", "blue-id").state is LinkState.OPEN
+    assert greeted(ours, "om2", "blue").state is LinkState.OPEN, "an older one, which tells none"
+    with pytest.raises(OtherCluster) as refused:
+        greeted(ours, "om4", "blue", "red-id")
+    assert str(refused.value) == (
+        "'om4' at om4:1 is of Kafka cluster 'red-id', and this client speaks with Kafka cluster 'blue-id', "
+        "that of brokers b:9092"
+    )
+
+
+def test_a_refused_node_is_no_witness():
+    ours = OneCluster()
+    assert ours.fault_of("", "brokers b:9092", "blue-id") is None
+    assert ours.fault_of("red", "om4", "red-id") is not None
+    assert (ours.name, ours.brokers_id) == ("", "blue-id")
+    assert ours.fault_of("blue", "om1", "blue-id") is None
     assert ours.name == "blue"
 
 

@@ -230,7 +230,7 @@ def test_a_question_is_repeated_until_time_is_up(
 
 def test_a_topic_that_is_not_there_is_named(broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = SimpleNamespace(error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), partitions={})
-    answer = SimpleNamespace(topics={OM_REQUESTS: unknown})
+    answer = SimpleNamespace(topics={OM_REQUESTS: unknown}, cluster_id=None)
     monkeypatch.setattr(Asked, "_answer", lambda *_, **__: answer)
     monkeypatch.setattr(module, "Consumer", lambda settings: Asked(Consumer(settings), 0, ""))
     with pytest.raises(NotConnected, match=f"topic {OM_REQUESTS}: .*UNKNOWN_TOPIC_OR_PART"):

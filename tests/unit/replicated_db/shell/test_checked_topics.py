@@ -48,7 +48,7 @@ class Brokers:
         assert timeout == startup.ADMIN_TIMEOUT_S
         if self.error is not None:
             raise self.error
-        return SimpleNamespace(brokers={1: None, 2: None})
+        return SimpleNamespace(brokers={1: None, 2: None}, cluster_id="blue")
 
     def describe_topics(self, names: Any, *, request_timeout: float) -> dict[str, Future[Any]]:
         assert request_timeout == startup.ADMIN_TIMEOUT_S
@@ -82,6 +82,7 @@ def test_what_is_as_it_should_be_is_told(brokers: Brokers) -> None:
     brokers.configs["2"][MIN_SESSION_TIMEOUT] = "9000"
     found = checked()
     assert (found.log_topic_id, found.partitions) == ("id-1", {"log": 3, "reports": 5})
+    assert found.brokers_id == "blue"
     assert found.min_session_timeout_ms == 9_000, "what the strictest broker takes"
     assert brokers.asked == [["log"], ["1"], ["2"]], "each broker is asked for its own"
     del brokers.configs["1"][MIN_SESSION_TIMEOUT], brokers.configs["2"][MIN_SESSION_TIMEOUT]

@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -250,6 +253,33 @@ def test_a_record_that_is_damaged_is_named(log: KafkaLog, monkeypatch: pytest.Mo
     reading(log, monkeypatch, Told(at, KafkaError._BAD_MSG))
     with pytest.raises(BrokenLog, match=rf"\b{said}\b"):
         log.read(5, 10, 0)
+
+
+def test_a_batch_with_a_wrong_checksum_is_named_and_not_read(broker: MemoryBroker, topic: str, log: KafkaLog):
+    broker.append_damaged(topic, b"a text that says something. " * 20)
+    with pytest.raises(BrokenLog, match=r"at offset 0 fails .*CRC32C"):
+        log.read(0, 10, 30.0)
+
+
+READING = """
+from replicated_db.shell.kafka.kafka_log import KafkaLog
+from tests.support.local.memory_broker import memory_broker
+with memory_broker() as broker:
+    broker.create("log")
+    broker.append_damaged("log", bytes(600))
+    print("read:", KafkaLog(broker.bootstrap_servers, "log", 0, "id").read(0, 10, 30.0))
+"""
+
+
+def test_a_batch_of_zeros_with_a_wrong_checksum_is_never_read():
+    """librdkafka 2.16 reports it, goes on at another place of the answer than behind the batch, takes zeros there for a
+    batch of the first format, and ends the process by an assertion: confluent-kafka-python's issue 689."""
+    ended = subprocess.run([sys.executable, "-c", READING], capture_output=True, text=True, timeout=120, check=False)
+    assert "read:" not in ended.stdout
+    if ended.returncode == -signal.SIGABRT:
+        assert "rd_slice_narrow_copy: Assertion" in ended.stderr
+    else:
+        assert "BrokenLog: log/0: the record at offset 0 fails" in ended.stderr, ended.stderr
 
 
 def test_any_other_error_is_of_the_brokers(log: KafkaLog, monkeypatch: pytest.MonkeyPatch):

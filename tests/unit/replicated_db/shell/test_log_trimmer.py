@@ -254,6 +254,23 @@ def test_a_log_that_has_grown_again_behind_a_lost_end_is_kept(
     assert "has lost its end" in other.held_by.why
 
 
+def test_a_record_at_which_several_members_stand_is_read_once(
+    trimmer: LogTrimmer, now_ms: int, monkeypatch: pytest.MonkeyPatch
+):
+    records, asked = trimmer._of(0), list[int]()
+
+    def hash_at(offset: int) -> str | None:
+        asked.append(offset)
+        return KafkaRecords.hash_at(records, offset)
+
+    monkeypatch.setattr(records, "hash_at", hash_at)
+    own = replace(OWN, members=("n1", "n2", "n3", "n4"), record_hash="00" * 16)
+    places = {"n2": replace(own, node="n2"), "n3": replace(own, node="n3", offset=2), "n4": replace(own, node="n4")}
+    monkeypatch.setattr(trimmer._calls, "ask", lambda _, name, __: places[name])
+    assert trimmer.look(0, own, {}, WITHOUT_AUDIT, now_ms).offset == 0
+    assert sorted(asked) == [2, 3]
+
+
 def test_trimming_deletes_what_lies_before_the_base(trimmer: LogTrimmer, now_ms: int, monkeypatch: pytest.MonkeyPatch):
     deleted: list[int] = []
     monkeypatch.setattr(trimmer._of(0), "delete_before", deleted.append)

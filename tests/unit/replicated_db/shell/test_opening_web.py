@@ -49,7 +49,7 @@ class Opening:
         self.pages = TransferPages(self.desk)
         self.web = OpeningWeb(
             name, "127.0.0.1", port, self.pages, [HttpGuard(SECRET).middleware()], replicas=len(logs),
-            opened=lambda: len(self.replicas),
+            opened=lambda: len(self.replicas), headers={"X-Stratolog-Brokers": "blue"},
         )  # fmt: skip
 
     def make(self, shard: int) -> Replica:
@@ -142,7 +142,7 @@ def test_what_it_says_meanwhile(tmp_path: Path) -> None:
         first.web.say(1, "shard 1: bootstrap: fetches: 3 of 4")
         first.web.say(0, "x" * 10_000)
         answer = first.get("/status")
-        assert answer.status_code == 503
+        assert (answer.status_code, answer.headers["X-Stratolog-Brokers"]) == (503, "blue")
         said = answer.json()
         assert said["opening"] == ["x" * MAX_SHOWN_CHARACTERS, "shard 1: bootstrap: fetches: 3 of 4"]
         assert said["message"] == "n1 opens its replicas, 0 of 2 are open"

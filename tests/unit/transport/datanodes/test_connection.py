@@ -26,7 +26,7 @@ from transport.waiting.deadline import Deadline
 
 WATCH = WatchBlock(partition=1, container_id=257, local_id=1, length=1, bcs_id=0, timeout_ms=0)
 WATCHED = BlockWatched(datanode="dn1", bcs_id=3, length=1, satisfied=True)
-ANSWER = encode_frame(Kind.REPLY, encode(WATCHED))
+ANSWER = encode_frame(Kind.REPLY, encode(WATCHED), sequence=1)
 STOPS = StreamError(code=stream_errors.STOPPING, message="as if", datanode="", offset=7, hint="dn2")
 TIMEVAL = Struct("ll")
 
@@ -236,6 +236,45 @@ def test_a_request_is_answered_and_the_connection_is_idle_again(talks):
     assert connection.is_idle
 
 
+@pytest.mark.parametrize("late", [ANSWER, encode_frame(Kind.ERROR, encode(STOPS), sequence=1)], ids=["answer", "error"])
+def test_an_answer_that_a_peer_repeats_late_is_not_that_of_the_next_request(talks, late):
+    connection, peer = talks()
+    connection.send_request(WATCH)
+    peer.say(ANSWER)
+    assert connection.answered(connection.receive(10_000)) == WATCHED
+    connection.send_request(WATCH)
+    peer.say(late)
+    with pytest.raises(DatanodeFailed, match=r"(REPLY|ERROR) 1 does not answer request 2") as caught:
+        connection.receive(10_000)
+    assert caught.value.status == stream_errors.BAD_FRAME
+    assert connection.fileno() < 0
+
+
+def test_cells_that_a_peer_repeats_late_are_not_those_of_the_next_request(talks):
+    connection, peer = talks()
+    request = ReadBlock(
+        partition=1, container_id=257, local_id=1, bcs_id=0, offset=0, length=1, committed_only=True
+    )  # fmt: skip
+    cells = encode_frame(Kind.DATA, b"x", sequence=1) + encode_frame(Kind.END, offset=1, sequence=1)
+    for _ in range(2):
+        connection.send_request(request)
+    peer.say(cells + cells)
+    connection.receive(10_000)
+    connection.receive(10_000)
+    with pytest.raises(DatanodeFailed, match="DATA 1 does not answer request 2"):
+        connection.receive(10_000)
+
+
+def test_an_encoded_request_has_its_number_too(talks):
+    connection, peer = talks()
+    connection.send_request(WATCH)
+    peer.say(ANSWER)
+    connection.receive(10_000)
+    connection.send_encoded([encode(WATCH)])
+    peer.say(encode_frame(Kind.REPLY, encode(WATCHED), sequence=2))
+    assert connection.answered(connection.receive(10_000)) == WATCHED
+
+
 def test_a_connection_with_bytes_that_nobody_asked_for_is_not_idle(talks):
     connection, peer = talks()
     connection.send_request(WATCH)
@@ -275,7 +314,7 @@ def test_cells_are_no_answer_to_who_asked_for_a_record(talks):
         partition=1, container_id=257, local_id=1, bcs_id=0, offset=0, length=1, committed_only=True
     )  # fmt: skip
     connection.send_request(request)
-    peer.say(encode_frame(Kind.DATA, b"x"))
+    peer.say(encode_frame(Kind.DATA, b"x", sequence=1))
     with pytest.raises(DatanodeFailed, match="DATA is no answer to that") as caught:
         connection.answered(connection.receive(10_000))
     assert caught.value.status == stream_errors.BAD_FRAME
@@ -283,7 +322,11 @@ def test_cells_are_no_answer_to_who_asked_for_a_record(talks):
 
 @pytest.mark.parametrize(
     ("bytes_said", "stays_open"),
-    [(b"\xff" * 100, False), (ANSWER[:-1] + bytes([ANSWER[-1] ^ 1]), False), (encode_frame(Kind.REPLY, b"no"), True)],
+    [
+        (b"\xff" * 100, False),
+        (ANSWER[:-1] + bytes([ANSWER[-1] ^ 1]), False),
+        (encode_frame(Kind.REPLY, b"no", sequence=1), True),
+    ],
     ids=["no frame", "damaged", "unreadable"],
 )
 def test_bytes_that_are_no_answer_are_a_bad_frame_and_end_the_connection_if_nothing_can_follow(
@@ -404,7 +447,7 @@ def test_what_came_with_an_earlier_answer_is_no_reason_to_wait(talks, probes):
     connection, peer = talks()
     connection.send_request(WATCH)
     connection.send_request(WATCH)
-    peer.say(ANSWER * 2)
+    peer.say(ANSWER + encode_frame(Kind.REPLY, encode(WATCHED), sequence=2))
     connection.is_alive = lambda: pytest.fail("it has answered")
     assert connection.answered(connection.receive_patiently(10_000)) == WATCHED
     assert connection.answered(connection.receive_patiently(10_000)) == WATCHED

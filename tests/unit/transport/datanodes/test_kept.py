@@ -21,7 +21,7 @@ from transport.datanodes.kept import ConnectionPool, PoolCall
 
 WATCH = WatchBlock(partition=1, container_id=257, local_id=1, length=1, bcs_id=0, timeout_ms=0)
 WATCHED = BlockWatched(datanode="dn1", bcs_id=3, length=1, satisfied=True)
-ANSWER = encode_frame(Kind.REPLY, encode(WATCHED))
+ANSWER = encode_frame(Kind.REPLY, encode(WATCHED), sequence=1)
 Pool = ConnectionPool[DatanodeConnection]
 
 

@@ -136,6 +136,22 @@ def test_a_broker_that_does_not_answer_is_an_error_within_the_deadline():
         TopicTail("127.0.0.1:1", TOPIC, deadline=Deadline.after_s(0.1))
 
 
+def test_a_damaged_record_is_an_error_and_no_reason_to_read_all_again(broker: MemoryBroker, make_tail: MakeTail):
+    """librdkafka goes on anywhere after it: at the first record, and so on for ever."""
+    broker.append(TOPIC, b"one")
+    broker.append_damaged(TOPIC, b"a text that says something. " * 20)
+    tail = make_tail()
+    found: list[bytes | None] = []
+
+    def follow() -> None:
+        for messages in tail.until(Deadline.after_s(PATIENCE_S)):
+            found.extend(values(messages))
+
+    with pytest.raises(TopicUnavailable, match="offset 1 .* failed CRC32C check"):
+        follow()
+    assert found in ([], [b"one"])
+
+
 def test_strangers_records_are_left_out(broker: MemoryBroker, make_tail: MakeTail):
     window = WindowStats(
         cluster="c", log="om.log", shard=3, source="log", start_ms=0, seconds=10, late=0, counted_at_ms=1, rows=[]
