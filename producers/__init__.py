@@ -37,6 +37,7 @@ from producers.reads.read_views import (
     ListedVolume,
     SnapshotDiffEntry,
     SnapshotView,
+    UsageView,
     View,
     VolumeView,
 )
@@ -134,6 +135,7 @@ __all__ = [
     "TlsFiles",
     "TooManyInFlight",
     "UNLIMITED",
+    "UsageView",
     "View",
     "VolumeInfo",
     "VolumeView",

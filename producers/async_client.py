@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import copy_context
+from dataclasses import asdict
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
@@ -34,6 +35,7 @@ from producers.reads.read_views import (
     Row,
     SnapshotDiffEntry,
     SnapshotView,
+    UsageView,
     VolumeView,
 )
 from producers.reads.reads import DEFAULT_CONSISTENCY, Consistency, Reads
@@ -355,6 +357,12 @@ class AsyncClient:
         """As :meth:`producers.Client.delete_bucket`."""
         await self.call(bodies.delete_bucket(volume, bucket))
 
+    async def repair_quota(self, volume: str, bucket: str, count: UsageView) -> None:
+        """As :meth:`producers.Client.repair_quota`."""
+        await self.call(
+            bodies.repair_quota(volume, bucket, asdict(arguments.typed("count", count, UsageView, "a UsageView")))
+        )
+
     async def create_key(
         self,
         volume: str,
@@ -467,6 +475,10 @@ class AsyncClient:
     async def volume_info(self, volume: str, *, consistency: Consistency = DEFAULT_CONSISTENCY) -> VolumeView:
         """As :meth:`producers.Client.volume_info`."""
         return await self._in_thread(self.reads.volume_info, volume, consistency=consistency)
+
+    async def usage(self, volume: str, bucket: str = "") -> UsageView:
+        """As :meth:`producers.Client.usage`."""
+        return await self._in_thread(self.reads.usage, volume, bucket)
 
     async def bucket_info(
         self, volume: str, bucket: str, *, consistency: Consistency = DEFAULT_CONSISTENCY

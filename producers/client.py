@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, overload
@@ -31,6 +32,7 @@ from producers.reads.read_views import (
     ListedVolume,
     SnapshotDiffEntry,
     SnapshotView,
+    UsageView,
     VolumeView,
 )
 from producers.reads.reads import DEFAULT_CONSISTENCY, Consistency, Reads
@@ -337,6 +339,18 @@ class Client:
         """
         self.call(bodies.delete_bucket(volume, bucket))
 
+    def repair_quota(self, volume: str, bucket: str, count: UsageView) -> None:
+        """Put a bucket's usage counters right by a ``count`` of :meth:`usage`; a volume's, with an empty ``bucket``.
+
+        What was committed since the count stays counted. Raises as :meth:`call`; INDEX_MOVED if the bucket itself was
+        changed or repaired since: count again.
+
+        >>> client.repair_quota("vol1", "bucket1", client.usage("vol1", "bucket1"))  # doctest: +SKIP
+        """
+        self.call(
+            bodies.repair_quota(volume, bucket, asdict(arguments.typed("count", count, UsageView, "a UsageView")))
+        )
+
     # Keys
 
     def create_key(
@@ -577,6 +591,17 @@ class Client:
         >>> client.volume_info("vol1").info.owner  # doctest: +SKIP
         """
         return self.reads.volume_info(volume, consistency=consistency)
+
+    def usage(self, volume: str, bucket: str = "") -> UsageView:
+        """Have a bucket's keys counted, beside what its counters say; without a bucket, a volume's buckets.
+
+        It takes about a minute for five million keys, and writing goes on. For administrators. Raises as
+        :class:`Reads`.
+
+        >>> client.usage("vol1", "bucket1").is_right  # doctest: +SKIP
+        True
+        """
+        return self.reads.usage(volume, bucket)
 
     def bucket_info(self, volume: str, bucket: str, *, consistency: Consistency = DEFAULT_CONSISTENCY) -> BucketView:
         """Read a bucket; as :meth:`producers.reads.reads.Reads.bucket_info`.

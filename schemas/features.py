@@ -40,6 +40,7 @@ from schemas.records.messages import (
     ReleaseBlocks,
     RemoveNode,
     RenameSnapshot,
+    RepairQuota,
     ReserveBlocks,
     RetirePipeline,
     SetDatanodeState,
@@ -112,7 +113,14 @@ LISTED_SUMS = 11
 The log is as before: what is new is in each replica's own database, and older software would not read the list.
 """
 
-LATEST = LISTED_SUMS
+DELETION_GRACE = 12
+"""A row of deletedTable says when its key was replaced or deleted (``om_processors/execution/requests/key.py``).
+
+Until a shard is at this level such a row keeps the time of the key's own last change, as software before writes it.
+RepairQuota puts usage counters right (``om_processors/execution/requests/properties.py``).
+"""
+
+LATEST = DELETION_GRACE
 """The highest level that this software knows."""
 
 NAMES: Mapping[int, str] = {
@@ -124,6 +132,7 @@ NAMES: Mapping[int, str] = {
     ACCESS_CONTROL: "ACCESS_CONTROL",
     BLOCK_RESERVATIONS: "BLOCK_RESERVATIONS",
     LISTED_SUMS: "LISTED_SUMS",
+    DELETION_GRACE: "DELETION_GRACE",
 }  # fmt: skip
 
 VERSIONS: Mapping[str, tuple[int, ...]] = {
@@ -137,6 +146,7 @@ VERSIONS: Mapping[str, tuple[int, ...]] = {
         SMALL_OBJECTS,
         ACCESS_CONTROL,
         BLOCK_RESERVATIONS,
+        DELETION_GRACE,
     ),
     "VolumeInfo": (INITIAL, ACCESS_CONTROL),
     "BucketInfo": (INITIAL, ACCESS_CONTROL),
@@ -163,6 +173,7 @@ COMMANDS: Mapping[type, int] = {
     GetDelegationToken: ACCESS_CONTROL, RenewDelegationToken: ACCESS_CONTROL, CancelDelegationToken: ACCESS_CONTROL,
     ChangeAcl: ACCESS_CONTROL,
     ReserveBlocks: BLOCK_RESERVATIONS, CommitReserved: BLOCK_RESERVATIONS, ReleaseBlocks: BLOCK_RESERVATIONS,
+    RepairQuota: DELETION_GRACE,
 }  # fmt: skip
 """Request types that need a level above INITIAL. Finalize needs none: it is what raises the level."""
 

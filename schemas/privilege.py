@@ -23,9 +23,11 @@ import hmac
 from typing import Any, NoReturn
 
 from schemas.records.identity import USER_REQUESTS
-from schemas.records.messages import FLEET_REQUESTS, LEADER_REQUESTS, SHARD_COMMANDS
+from schemas.records.messages import FLEET_REQUESTS, LEADER_REQUESTS, SHARD_COMMANDS, RepairQuota
 
-PRIVILEGED: frozenset[type] = frozenset((*SHARD_COMMANDS, *FLEET_REQUESTS, *LEADER_REQUESTS, *USER_REQUESTS))
+PRIVILEGED: frozenset[type] = frozenset(
+    (*SHARD_COMMANDS, *FLEET_REQUESTS, *LEADER_REQUESTS, *USER_REQUESTS, RepairQuota)
+)
 """Types of the requests that only members and operators may send."""
 
 AUTHORIZATION = "Authorization"

@@ -26,6 +26,7 @@ from stratolog.local.state import OTHER_DIR
 
 COMMANDS = {
     "demo": "demo", "up": "stack", "down": "stack", "status": "stack", "ingest": "ingest", "sh": "sh.group",
+    "quota": "sh.group",
     "audit": "audit", "tables": "tables.tables", "sql": "tables.sql", "ui": "dashboard.ui", "bench": "bench",
     "debug": "debug", "admin": "admin.group",
     "backup": "backups.backup", "restore": "backups.restore", "drill": "drill", "node": "node", "datanode": "datanode",

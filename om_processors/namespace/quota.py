@@ -9,20 +9,27 @@ more key). AllocateBlock gives a session no more than the quota leaves beside th
 nobody fills disks beyond a quota: the last block is shorter, then comes QUOTA_EXCEEDED. (Ozone refuses the last one
 unless a whole block fits.) As in Ozone, each session counts by itself, without the uncommitted blocks of others.
 Counters are signed 64 bits: a change that would pass 2^63 - 1 is refused as if that were the quota.
+
+What a counter should be can be counted (:func:`count`), and put right (RepairQuota: ``requests/properties.py``).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 
 from om_processors.errors import OMError
 from om_processors.namespace import ids, tables
 from om_processors.namespace.context import ReadView, RowTransaction
 from replicated_db.core.tables.merge import decode_int64, encode_int64
-from schemas.column_families import ADD_INT64, BUCKET_TABLE, USAGE_TABLE
+from schemas.column_families import ADD_INT64, BUCKET_TABLE, KEY_TABLE, USAGE_TABLE
 from schemas.records.messages import UNLIMITED
+from schemas.records.record import record
 from schemas.records.rows import BucketInfo, KeyInfo, VolumeInfo
 from schemas.result_codes import INVALID_REQUEST, QUOTA_ERROR, QUOTA_EXCEEDED
 
 MAX_COUNT = (1 << 63) - 1
+PAUSE_ROWS = 200
+"""A count of many rows pauses after so many (a fraction of a millisecond)."""
 _ONE = encode_int64(1)
 _MINUS_ONE = encode_int64(-1)
 _ZERO = encode_int64(0)
@@ -61,6 +68,55 @@ def remove(tx: RowTransaction, *counters: bytes) -> None:
     """Delete counters with their owner."""
     for counter in counters:
         tx.delete(USAGE_TABLE, counter)
+
+
+def counters(volume: str, bucket: str) -> tuple[bytes, bytes]:
+    """Return the counters of bytes and of names of a bucket; of a volume if ``bucket`` is empty."""
+    if bucket:
+        return tables.used_bytes_key(volume, bucket), tables.used_keys_key(volume, bucket)
+    return tables.allotted_bytes_key(volume), tables.used_buckets_key(volume)
+
+
+@record
+class UsageCount:
+    """What the counters of a bucket or volume say in one view, what its rows amount to, and who wrote its row."""
+
+    update_id: int
+    kept_bytes: int
+    counted_bytes: int
+    kept_names: int
+    counted_names: int
+
+
+def count(view: ReadView, volume: str, bucket: str, pause: Callable[[], None] = lambda: None) -> UsageCount:
+    """Count a bucket's keys, or a volume's buckets if ``bucket`` is empty. Calls ``pause`` after each PAUSE_ROWS rows.
+
+    Raises OMError VOLUME_NOT_FOUND or BUCKET_NOT_FOUND.
+    """
+    info = tables.require_bucket(view, volume, bucket) if bucket else tables.require_volume(view, volume)
+    names = size_bytes = 0
+    for one in _sizes(view, volume, bucket):
+        names += 1
+        size_bytes += one
+        if names % PAUSE_ROWS == 0:
+            pause()
+    bytes_counter, names_counter = counters(volume, bucket)
+    return UsageCount(
+        update_id=info.update_id, kept_bytes=read(view, bytes_counter), counted_bytes=size_bytes,
+        kept_names=read(view, names_counter), counted_names=names,
+    )  # fmt: skip
+
+
+def _sizes(view: ReadView, volume: str, bucket: str) -> Iterator[int]:
+    """Iterate over what each key of a bucket, or each bucket of a volume, adds to the counter of bytes."""
+    if bucket:
+        prefix = tables.bucket_prefix(volume, bucket)
+        for _, value in view.iterate(KEY_TABLE, prefix, tables.prefix_stop(prefix)):
+            yield tables.decode_key(value).size
+    else:
+        prefix = tables.volume_prefix(volume)
+        for _, value in view.iterate(BUCKET_TABLE, prefix, tables.prefix_stop(prefix)):
+            yield allotted(tables.decode_bucket(value).quota_in_bytes)
 
 
 # ---- keys in a bucket

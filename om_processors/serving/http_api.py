@@ -6,6 +6,7 @@ such thing) or 503 (not now: ask again, here or elsewhere). Paths and parameters
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -48,7 +49,7 @@ from om_processors.snapshots.open_snapshots import SnapshotsBusy
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.web import shard_pages
-from replicated_db.shell.web.scan_threads import ScansBusy, ScanThreads
+from replicated_db.shell.web.scan_threads import MAX_SCANS, ScansBusy, ScanThreads
 from schemas.access.acl import LIST, READ
 from schemas.access.block_tokens import READ_BLOCK, WRITE_BLOCK
 from schemas.records.rows import NO_KEY
@@ -60,6 +61,8 @@ from transport.web.metrics import CONTENT_TYPE
 Answer = tuple[int, Json]
 
 MAX_SESSION_ID = 2**63 - 1
+COUNT_PAUSE_S = 0.001
+"""Pause of a count of a bucket's keys, each quota.PAUSE_ROWS rows: what else the process does goes on."""
 MAX_LISTINGS = 256
 """Most listings that run or wait."""
 
@@ -85,12 +88,14 @@ class OMHttpApi:
         # A page of large rows takes too long for the event loop, and the first read of a snapshot opens its database.
         self._listings = ScanThreads("listing", MAX_LISTINGS)
         self._snapshot_reads = ScanThreads("read of a snapshot", MAX_SNAPSHOT_READS)
+        self._counts = ScanThreads("count of a bucket", MAX_SCANS)
 
     def close(self) -> None:
         """Let the threads end behind the reads under way."""
         self._shard_pages.close()
         self._listings.close()
         self._snapshot_reads.close()
+        self._counts.close()
 
     def attach(self, app: faust.App) -> None:
         """Register all pages."""
@@ -118,6 +123,7 @@ class OMHttpApi:
         return {
             "/health": self.health,
             "/status": self.status,
+            "/v1/usage": self.usage,
             "/v1/volumes": self.volumes,
             "/v1/volumes/{volume}": self.volume,
             "/v1/volumes/{volume}/buckets": self.buckets,
@@ -156,6 +162,16 @@ class OMHttpApi:
         check_volume_name(volume)
         allow = partial(require_on_volume, volume=volume, right=READ)
         return await self._of_volume(volume, query, lambda view: queries.volume_info(view, volume), allow)
+
+    async def usage(self, query: Any) -> Answer:
+        """Count the keys of ``bucket``, or the buckets of ``volume``, beside what the counters say. It takes long.
+
+        For members and administrators: no path of a user's (``identity/readers.py``).
+        """
+        volume, bucket = query.get("volume", ""), query.get("bucket", "")
+        check_volume_name(volume)
+        ask = partial(_usage, volume, bucket)
+        return await self._of_volume(volume, query, ask, None, self._counts)
 
     async def buckets(self, query: Any, volume: str) -> Answer:
         """List a volume's buckets."""
@@ -331,6 +347,10 @@ def check_place(volume: str, bucket: str) -> None:
 
 def _buckets(volume: str, page: tuple[str, str, int], view: ReadView) -> Json:
     return queries.list_buckets(view, volume, *page)
+
+
+def _usage(volume: str, bucket: str, view: ReadView) -> Json:
+    return queries.usage(view, volume, bucket, partial(time.sleep, COUNT_PAUSE_S))
 
 
 def _keys(volume: str, bucket: str, page: tuple[str, str, int], view: ReadView) -> Json:

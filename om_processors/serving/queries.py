@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 
 from om_processors.errors import OMError
-from om_processors.namespace import snapshots, tables
+from om_processors.namespace import quota, snapshots, tables
 from om_processors.namespace.access import Caller, may_see_volume
 from om_processors.namespace.context import ReadView
 from om_processors.namespace.names import check_bucket_name, check_key_name, check_text, check_volume_name, shown
@@ -35,6 +36,17 @@ def volume_info(view: ReadView, volume: str) -> Json:
     """Return a volume with its usage; raises OMError INVALID_VOLUME_NAME, VOLUME_NOT_FOUND."""
     check_volume_name(volume)
     return volume_json(view, tables.require_volume(view, volume))
+
+
+def usage(view: ReadView, volume: str, bucket: str, pause: Callable[[], None]) -> Json:
+    """Return what a bucket's counters say and what its keys amount to; of a volume and its buckets without a bucket.
+
+    Raises OMError INVALID_*_NAME, VOLUME_NOT_FOUND, BUCKET_NOT_FOUND.
+    """
+    check_volume_name(volume)
+    if bucket:
+        check_bucket_name(bucket)
+    return asdict(quota.count(view, volume, bucket, pause))
 
 
 def bucket_info(view: ReadView, volume: str, bucket: str) -> Json:

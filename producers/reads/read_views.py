@@ -51,6 +51,26 @@ class SnapshotDiffEntry:
     to_key: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageView:
+    """The counters of a bucket beside what its keys amount to; those of a volume, and its buckets.
+
+    ``kept`` is what the counters say, ``counted`` what was counted, at one index. ``bytes`` of a volume is the sum of
+    its buckets' quotas, ``names`` are keys or buckets. ``update_id``: the index that has written the row.
+    """
+
+    update_id: int
+    kept_bytes: int
+    counted_bytes: int
+    kept_names: int
+    counted_names: int
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the counters say what was counted."""
+        return (self.kept_bytes, self.kept_names) == (self.counted_bytes, self.counted_names)
+
+
 BlockName = tuple[int, int]
 """Container and local id of a block."""
 

@@ -36,6 +36,7 @@ from schemas.records.messages import (
     PutKey,
     RenameKey,
     RenameSnapshot,
+    RepairQuota,
     RequestBody,
     Response,
     SetBucketProperty,
@@ -101,6 +102,12 @@ def set_bucket_property(
         quota_in_bytes=optional_quota("quota_in_bytes", quota_in_bytes),
         quota_in_namespace=optional_quota("quota_in_namespace", quota_in_namespace),
     )
+
+
+def repair_quota(volume: str, bucket: str, count: Mapping[str, int]) -> RepairQuota:
+    """Return the request that puts right what a count has found: the fields of ``producers.reads``' UsageView."""
+    figures = {name: number(f"count.{name}", figure, -MAX_LONG - 1) for name, figure in count.items()}
+    return RepairQuota(volume=text("volume", volume), bucket=text("bucket", bucket), **figures)
 
 
 def delete_bucket(volume: str, bucket: str) -> DeleteBucket:

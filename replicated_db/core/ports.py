@@ -77,6 +77,13 @@ class Store(StoreView, Protocol):
     def drop_checkpoint(self, name: str) -> None:
         """Remove a checkpoint; does nothing if there is none of that name."""
 
+    @property
+    def doubt(self) -> str:
+        """Why rows may be missing that were written; "" if there is no reason to think so. It stays until trusted."""
+
+    def trust(self) -> None:
+        """Take the doubt away, durably: all rows have been scanned."""
+
     def close(self) -> None:
         """Close the store; further calls raise StoreFailure."""
 

@@ -11,6 +11,9 @@ families.
 Values of BLOB_BYTES or more of the families named ``blobs`` lie in files of their own (RocksDB's blob files), so that
 compactions do not write them again and again. Whoever opens the database reads them, with or without that option.
 
+A database whose MANIFEST has lost its end opens without table files that it had. What opens it for writing looks first
+(``core/tables/rocks_manifest``), and keeps the doubt in the file DOUBT_FILE: opening removes what gave rise to it.
+
 Memory is bounded: the write buffers of a database by WRITE_BUFFERS_BYTES, its blocks by BLOCK_CACHE_BYTES.
 """
 
@@ -45,7 +48,8 @@ from rocksdict import (
 from replicated_db.core.errors import StoreFailure
 from replicated_db.core.ports import MAX_CHECKPOINTS, NO_PREFIX, RowPage, Write
 from replicated_db.core.tables.column_families import LOCAL_FAMILIES
-from transport.files.durable_files import sync_folder
+from replicated_db.core.tables.rocks_manifest import BLOCK_BYTES, doubt_about
+from transport.files.durable_files import sync_folder, write_durably
 
 WRITE_BUFFERS_BYTES = 64 * 1024 * 1024
 BLOCK_CACHE_BYTES = 32 * 1024 * 1024
@@ -62,6 +66,12 @@ MAX_SKIPPED_KEYS = 20_000
 
 The interpreter's lock is held meanwhile: passing over 600,000 removed rows took a second, and all threads waited.
 """
+
+DOUBT_FILE = "ROWS-IN-DOUBT"
+"""In a database's folder: why rows may be missing. It goes when all rows have been scanned."""
+
+MANIFEST_END_BYTES = 64 * BLOCK_BYTES
+"""How much of a MANIFEST's end is read first. It says enough, if table files were written since the database opened."""
 
 COMPACTION_WAIT_S = 5.0
 """How long closing waits for a compaction. After that the database is left as after a crash, which loses nothing."""
@@ -309,6 +319,7 @@ class RocksStore(RocksView):
             path.mkdir(parents=True, exist_ok=True)
             options = _options(self._block_cache)
             found = {name: self._options_of(name) for name in _families_in(path, options)}
+            self._doubt = _doubt_kept(path)
             self._db = Rdict(str(path), options, found, AccessType.read_write())
             super().__init__({name: self._db.get_column_family(name) if name in found else None for name in names})
             self._handles = {name: self._db.get_column_family_handle(name) for name in names if name in found}
@@ -474,6 +485,22 @@ class RocksStore(RocksView):
         except OSError as error:
             raise _failure(f"drop checkpoint {name}", error) from error
 
+    @property
+    def doubt(self) -> str:
+        """Why rows may be missing; "" if there is no reason to think so."""
+        return self._doubt
+
+    def trust(self) -> None:
+        """Take the doubt away, durably: all rows have been scanned."""
+        self._check_open("trust")
+        try:
+            if self._doubt:
+                (self.path / DOUBT_FILE).unlink(missing_ok=True)
+                sync_folder(self.path)
+            self._doubt = ""
+        except OSError as error:
+            raise _failure("trust", error) from error
+
     def _whole_checkpoints(self) -> list[Path]:
         if not self._checkpoints.is_dir():
             return []
@@ -517,6 +544,29 @@ def _families_in(path: Path, options: Options) -> list[str]:
     if not (path / "CURRENT").exists():
         return []
     return [name for name in Rdict.list_cf(str(path), options) if name != "default"]
+
+
+def _doubt_kept(path: Path) -> str:
+    """Return why rows of the database may be missing, and keep that on the disk; "" if there is no reason."""
+    kept = path / DOUBT_FILE
+    if kept.exists():
+        return kept.read_text(encoding="utf-8", errors="replace") or "an earlier start was in doubt"
+    if doubt := _doubt_about(path):
+        write_durably(kept, doubt)
+    return doubt
+
+
+def _doubt_about(path: Path) -> str:
+    if not (path / "CURRENT").exists():
+        return ""
+    manifest = path / (path / "CURRENT").read_text(encoding="utf-8").strip()
+    number = int(manifest.name.rpartition("-")[2])
+    logs = {int(log.stem) for log in path.glob("*.log")}
+    begin = max(0, manifest.stat().st_size - MANIFEST_END_BYTES) // BLOCK_BYTES * BLOCK_BYTES
+    with manifest.open("rb") as file:
+        file.seek(begin)
+        found = doubt_about(number, file.read(), logs, whole=begin == 0)
+    return (doubt_about(number, manifest.read_bytes(), logs, whole=True) or "") if found is None else found
 
 
 def _clear_remains(path: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
-from replicated_db.core.applying.replica import Replica
+from replicated_db.core.applying.replica import SCAN_STEP_ROWS, Replica
 from replicated_db.core.errors import NeedsCheckpoint, StopProcess
 from replicated_db.core.log.log_reads import END_BEHIND_WAIT_S
 from replicated_db.core.ports import Log, LogUnavailable, OffsetOutOfRange
@@ -23,6 +23,8 @@ from schemas.kafka.troubles import ConnectionTroubles
 from schemas.topics import LOG_SETTINGS, UNCOMPRESSED
 
 ADMIN_TIMEOUT_S = 10.0
+NOTED_ROWS = 1000 * SCAN_STEP_ROWS
+"""A scan before a replica serves says how far it is, each time that it has read so many rows."""
 MIN_SESSION_TIMEOUT = "group.min.session.timeout.ms"
 """The brokers' setting for the shortest session time-out; 6,000 by default."""
 
@@ -152,6 +154,31 @@ def check_replica(
     if not entries:
         raise LogUnavailable(f"shard {replica.identity.shard}: offset {offset} could not be read")
     replica.adopt_topic(log.topic_id(), entries[0].value)
+
+
+def rows_off(replica: Replica, note: Callable[[str], None]) -> dict[int, int]:
+    """Return by how much the rows are off the replica's digest, by slot; {} if nowhere as far as was looked.
+
+    All rows are scanned if the store says that some may be missing; else families without a row are found.
+    """
+    if not replica.store.doubt:
+        return replica.lost_families()
+    where, scanned = f"shard {replica.identity.shard}: all rows are scanned before it serves", 0
+
+    def on_rows() -> None:
+        nonlocal scanned
+        scanned += SCAN_STEP_ROWS
+        if scanned % NOTED_ROWS == 0:
+            note(f"{where}: {scanned:,} by now")
+        time.sleep(0)  # what else the process does goes on
+
+    note(f"{where}, for some may be missing: {replica.store.doubt}")
+    _, digests, rows = replica.snapshot()
+    try:
+        found = replica.scan(rows, on_rows)
+    finally:
+        rows.close()
+    return found.off(digests)
 
 
 def check_beginning(replica: Replica, log: Log) -> None:

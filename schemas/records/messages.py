@@ -141,6 +141,22 @@ class ReleaseBlocks:
     session_id: int
 
 
+@record
+class RepairQuota:
+    """Puts the usage counters of a bucket right (of a volume if ``bucket`` is empty), by what a scan has found.
+
+    ``kept`` and ``counted``: the counters and the rows at one index. What they differ by then, they differ by now.
+    """
+
+    volume: str
+    bucket: str
+    update_id: int
+    kept_bytes: int
+    counted_bytes: int
+    kept_names: int
+    counted_names: int
+
+
 ReservationRequest = ReserveBlocks | CommitReserved | ReleaseBlocks
 """Requests about blocks without a key (feature level BLOCK_RESERVATIONS)."""
 
@@ -369,6 +385,7 @@ RequestBody = (
     | UserRequest
     | TokenRequest
     | ChangeAcl
+    | RepairQuota
 )
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +155,31 @@ def test_volumes_and_buckets(command: Command) -> None:
     command.ok("sh", "volume", "delete", "/vol-a")
     done = command("sh", "volume", "info", "/vol-a")
     assert (done.code, "VOLUME_NOT_FOUND" in done.err) == (EXIT_FAILED, True)
+
+
+def test_quota_repair(command: Command) -> None:
+    """Counters are made wrong by a false count, as no user's count is; then they are counted and put right."""
+    command.ok("sh", "volume", "create", "/vol-q")
+    for bucket in ("one", "two"):
+        command.ok("sh", "bucket", "create", f"/vol-q/{bucket}", "--quota", "1GB")
+        command.ok("sh", "key", "create", f"/vol-q/{bucket}/a", "--size", "1KB")
+    with command.stack.client() as client:
+        for bucket, keys in (("one", 7), ("", 20)):
+            count = client.usage("vol-q", bucket)
+            assert count.is_right
+            client.repair_quota("vol-q", bucket, replace(count, counted_names=keys))
+    for _ in range(2):
+        looked = command.ok("quota", "repair", "/vol-q/one", "--dry-run")
+        assert looked.out.splitlines() == ["wrong /vol-q/one: 1024 bytes, 7 -> 1 keys"]
+    assert command.ok("quota", "repair", "/vol-q").out.splitlines() == [
+        "repaired /vol-q: 2147483648 bytes of its buckets' quotas, 20 -> 2 buckets",
+        "repaired /vol-q/one: 1024 bytes, 7 -> 1 keys",
+        "right /vol-q/two: 1024 bytes, 1 keys",
+    ]
+    done = command.ok("quota", "repair", "/vol-q/one", "--json").json
+    assert (done["address"], done["right"], done["repaired"], done["kept_names"]) == ("/vol-q/one", True, False, 1)
+    done = command("quota", "repair", "/vol-q/none")
+    assert (done.code, "BUCKET_NOT_FOUND" in done.err) == (EXIT_FAILED, True)
 
 
 def test_keys(command: Command) -> None:

@@ -93,6 +93,17 @@ BODIES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         {"volume": VOLUMES, "bucket": BUCKETS, "quota_in_bytes": QUOTAS, "quota_in_namespace": COUNTS}
     ),
     "DeleteBucket": st.fixed_dictionaries({"volume": VOLUMES, "bucket": BUCKETS}),
+    "RepairQuota": st.fixed_dictionaries(
+        {
+            "volume": VOLUMES,
+            "bucket": BUCKETS | st.just(""),
+            "written": BACK,
+            "kept_bytes": st.integers(-5, 5),
+            "counted_bytes": st.integers(-1, 5),
+            "kept_names": st.integers(0, 3),
+            "counted_names": st.integers(0, 3),
+        }
+    ),
     "CreateKey": st.fixed_dictionaries({"volume": VOLUMES, "bucket": BUCKETS, "key": KEYS, "size": SIZES}),
     "AllocateBlock": st.fixed_dictionaries({"volume": VOLUMES, "bucket": BUCKETS, "key": KEYS, "session": BACK}),
     "CommitKey": st.fixed_dictionaries(
@@ -165,7 +176,7 @@ BODIES |= {
     ),
 }  # fmt: skip
 """What is drawn for each request type; ``token`` becomes the number of a token some way back; ``session`` becomes the session of a request some way back, ``purged`` what those left behind,
-``opened`` the open keys that those made, ``taken`` the snapshots that those made,
+``written`` an index some way back, ``opened`` the open keys that those made, ``taken`` the snapshots that those made,
 ``reserved`` some of the blocks that those reserved."""
 
 
@@ -188,6 +199,8 @@ def send(
             found["blocks"], found["size"] = blocks, sum(block.length for block in blocks) + found.pop("surplus")
         if "session" in found:
             found["session_id"] = world.session_at(max(0, world.leader.index - found.pop("session")))
+        if "written" in found:
+            found["update_id"] = max(0, world.leader.index - found.pop("written"))
         if "purged" in found:
             indexes = [max(0, world.leader.index - back) for back in found.pop("purged")]
             found["rows"] = [

@@ -73,7 +73,7 @@ SEEDS = {name: xxh64_intdigest(name.encode(), 42) for name in OM_COLUMN_FAMILIES
 MASK = (1 << 64) - 1
 SIGN = 1 << 63
 
-HIGHEST_LEVEL = 11
+HIGHEST_LEVEL = 12
 OPERATORS_LEVEL = 2
 """From this level on operators have their commands; to restart digests and to raise the level they have at every one."""
 REQUEST_LEVELS = {
@@ -82,6 +82,7 @@ REQUEST_LEVELS = {
     "PutKey": 8,
     "CreateUser": 9, "RotateUser": 9, "RemoveUser": 9, "GetDelegationToken": 9, "RenewDelegationToken": 9, "CancelDelegationToken": 9, "ChangeAcl": 9,
     "ReserveBlocks": 10, "CommitReserved": 10, "ReleaseBlocks": 10,
+    "RepairQuota": 12,
 }  # fmt: skip
 """Levels that requests, and their modes, belong to."""
 CONTROL = (Members, FeatureLevel, Prepared, Mode)

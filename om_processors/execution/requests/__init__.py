@@ -19,6 +19,7 @@ from om_processors.execution.requests import (
     identity,
     key,
     operator,
+    properties,
     put_key,
     reservations,
     snapshot,
@@ -27,7 +28,7 @@ from om_processors.execution.requests import (
 from om_processors.namespace.context import AnyHandler
 from schemas.records.messages import BATCH_BEGINNERS
 
-_MODULES = (volume, bucket, key, put_key, reservations, operator, fleet, snapshot, identity, acl)
+_MODULES = (volume, bucket, key, put_key, reservations, operator, fleet, snapshot, identity, acl, properties)
 
 
 def _table() -> dict[type, AnyHandler]:

@@ -106,6 +106,15 @@ class MemoryStore(MemoryView):
         self._check_open()
         self.checkpoints.pop(name, None)
 
+    @property
+    def doubt(self) -> str:
+        """Return "": memory loses no rows."""
+        return ""
+
+    def trust(self) -> None:
+        """Do nothing: nothing is in doubt."""
+        self._check_open()
+
     def _check_open(self) -> None:
         if not self._tables:
             raise StoreFailure("the store is closed")

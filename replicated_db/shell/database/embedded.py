@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 from replicated_db.core.applying.replica import Identity, Replica
-from replicated_db.core.errors import StopProcess
+from replicated_db.core.errors import StopProcess, StoreFailure
 from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.leading.leader import LeaderLimits
 from replicated_db.core.log.log_reads import EndPatience, read_log
@@ -23,7 +23,7 @@ from replicated_db.core.tables.overlay import Overlay
 from replicated_db.shell.claiming import UnfitToLead
 from replicated_db.shell.database.database import DatabaseService, ReplicatedDatabase, replica_of
 from replicated_db.shell.database.submissions import Submissions
-from replicated_db.shell.startup import check_beginning, check_replica
+from replicated_db.shell.startup import check_beginning, check_replica, rows_off
 from replicated_db.shell.system import SystemClock, SystemIds
 from schemas.records.log import Delete, Merge, Operation, Put
 from transport.waiting.deadline import Deadline
@@ -66,14 +66,17 @@ class EmbeddedDatabase(ReplicatedDatabase):
         """Open a replica and begin to follow its log.
 
         ``store`` makes the store for the families. Raises ValueError for illegal families, StoreFailure if the store
-        does not open, AheadOfLog if the log is not the one that this replica has read, NeedsCheckpoint if the log
-        begins behind this replica, LogUnavailable.
+        does not open or has lost rows, AheadOfLog if the log is not the one that this replica has read, NeedsCheckpoint
+        if the log begins behind this replica, LogUnavailable.
         """
         declared = families(column_families, merge_operators)
         replica = replica_of(identity, declared, lambda: store(declared))
         try:
             check_replica(replica, log, lambda _: None)
             check_beginning(replica, log)
+            if rows_off(replica, lambda _: None):
+                raise StoreFailure(f"{identity.node}: the database has lost rows. Move it away: the log has them all")
+            replica.store.trust()
         except BaseException:
             replica.store.close()
             raise

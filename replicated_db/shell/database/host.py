@@ -47,6 +47,7 @@ from replicated_db.shell.process import FolderWatch, closing, when_brokers_answe
 from replicated_db.shell.reports import AuditReports
 from replicated_db.shell.rocks import RocksReader
 from replicated_db.shell.rolling_scrub import RollingScrub
+from replicated_db.shell.startup import rows_off
 from replicated_db.shell.system import SystemIds
 from replicated_db.shell.trimming.log_trimmer import Addresses, LogTrimmer
 from replicated_db.shell.trimming.log_trimming import LogTrimLoop, LogTrimming
@@ -157,15 +158,20 @@ class DatabaseHost:
 
         Raises NoPeerServes, and what ``open_replica`` raises.
         """
-        return self.add(open_replica(place, policy, note), place.log, service)
+        return self.add(open_replica(place, policy, note), place.log, service, note)
 
-    def add(self, replica: Replica, log: Log, service: DatabaseService) -> ReplicatedDatabase:
+    def add(
+        self, replica: Replica, log: Log, service: DatabaseService, note: Callable[[str], None] | None = None
+    ) -> ReplicatedDatabase:
         """Add the database of a replica that is open and checked against ``log``.
 
-        One that has lost its rows is flagged first: it never serves or leads.
+        One that has lost rows is flagged first: it never serves or leads. If some may be missing, all are scanned
+        first; ``note`` says how far that is.
         """
         shard = replica.identity.shard
-        self.reports.judge_rows(replica, replica.lost_families(), None)
+        standing = replica.evidence if replica.store.doubt else None
+        self.reports.judge_rows(replica, rows_off(replica, self.note if note is None else note), standing)
+        replica.store.trust()
         database = ReplicatedDatabase(
             replica, log, service, clock=self.clock, ids=SystemIds(), follower_log=self.log(shard),
             members=self.settings.members, note=self.note,

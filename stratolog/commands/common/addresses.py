@@ -53,6 +53,12 @@ def bucket_address(text: str) -> Address:
     return Address(volume=volume, bucket=rest[0])
 
 
+def place_address(text: str) -> Address:
+    """Read ``/volume`` or ``/volume/bucket``; raises BadParameter for anything else."""
+    is_bucket = "/" in text.removeprefix("/").removesuffix("/")
+    return bucket_address(text) if is_bucket else volume_address(text)
+
+
 def key_address(text: str) -> Address:
     """Read ``/volume/bucket/key``; raises BadParameter for anything else."""
     volume, _, rest = text.removeprefix("/").partition("/")

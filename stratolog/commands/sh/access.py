@@ -35,13 +35,19 @@ class Asked(NamedTuple):
 
 
 @contextmanager
-def writer(context: typer.Context, *, quiet: bool) -> Iterator[Client]:
-    """Open a client; raises UsageError if a state directory is to be read."""
+def writer(context: typer.Context, *, quiet: bool, operator: bool = False) -> Iterator[Client]:
+    """Open a client; an ``operator``'s has the cluster's secret.
+
+    Raises UsageError if a state directory is to be read.
+    """
     at = context.ensure_object(Invocation).at
     if at is not None:
         raise UsageError(f"the state in {at} can be read only: without --at the command goes to the running stack")
     settings = connected_settings_of(context)
-    with waiting(settings, "write", UNKNOWN, quiet=quiet), client_of(settings, patience_ms=PATIENCE_MS) as client:
+    with (
+        waiting(settings, "write", UNKNOWN, quiet=quiet),
+        client_of(settings, patience_ms=PATIENCE_MS, operator=operator) as client,
+    ):
         yield client
 
 

@@ -1,11 +1,13 @@
-"""``stratolog sh bucket ...``."""
+"""``stratolog sh bucket ...``, and ``stratolog quota repair``."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stratolog.commands.common.addresses import Address
 from stratolog.commands.common.invocation import JsonOption
 from stratolog.commands.sh.access import Asked, reads, writer
 from stratolog.commands.sh.options import (
@@ -18,6 +20,7 @@ from stratolog.commands.sh.options import (
     NewOwner,
     Node,
     Owner,
+    Place,
     Prefix,
     Session,
     SpaceQuota,
@@ -30,9 +33,13 @@ from stratolog.commands.sh.results import (
     check_quota_given,
     print_done,
     print_list,
+    print_repair,
     quota_or_unlimited,
 )
 from stratolog.commands.sh.rows import print_fields
+
+if TYPE_CHECKING:
+    from producers.client import Client
 
 
 def create_bucket(
@@ -112,3 +119,29 @@ def clear_bucket_quota(
             quota_in_bytes=NO_QUOTA if space else None, quota_in_namespace=NO_QUOTA if namespace else None,
         )  # fmt: skip
         print_done("quota lifted from", address, client, as_json)
+
+
+def repair_quota(
+    context: typer.Context, address: Place, *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count and show, and change nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Count a bucket's keys and put its usage counters right; of a volume, its own counters and all its buckets'.
+
+    Writing goes on meanwhile. For administrators.
+    """
+    from producers.errors import NotFound
+
+    with writer(context, quiet=as_json, operator=True) as client:
+        _repair(client, address, dry_run, as_json)
+        for listed in [] if address.bucket else client.list_buckets(address.volume):
+            with suppress(NotFound):  # it was deleted meanwhile
+                _repair(client, Address(volume=address.volume, bucket=listed.bucket), dry_run, as_json)
+
+
+def _repair(client: Client, place: Address, dry_run: bool, as_json: bool) -> None:
+    found = client.usage(place.volume, place.bucket)
+    wanted = not (dry_run or found.is_right)
+    if wanted:
+        client.repair_quota(place.volume, place.bucket, found)
+    print_repair(place, found, is_done=wanted, as_json=as_json)

@@ -33,6 +33,7 @@ from stratolog.commands.sh.buckets import (
     create_bucket,
     delete_bucket,
     list_buckets,
+    repair_quota,
     set_bucket_quota,
     update_bucket,
 )
@@ -95,6 +96,14 @@ def register(app: typer.Typer) -> None:
             key_bytes.register(group)
         shell.add_typer(group, name=name)
     app.add_typer(shell, name="sh")
+    quota = typer.Typer(no_args_is_help=True, help="Usage counters, which quotas are judged by.")
+    quota.callback()(_quota)
+    quota.command("repair")(repair_quota)
+    app.add_typer(quota, name="quota")
+
+
+def _quota() -> None:
+    """Make a group of it, though it has one command."""
 
 
 def _shell(

@@ -14,6 +14,7 @@ DEFAULT_LENGTH = 100
 
 Volume = Annotated[Address, typer.Argument(parser=addresses.volume_address, metavar="/VOLUME")]
 Bucket = Annotated[Address, typer.Argument(parser=addresses.bucket_address, metavar="/VOLUME/BUCKET")]
+Place = Annotated[Address, typer.Argument(parser=addresses.place_address, metavar="/VOLUME[/BUCKET]")]
 Key = Annotated[Address, typer.Argument(parser=addresses.key_address, metavar="/VOLUME/BUCKET/KEY")]
 SpaceQuota = Annotated[
     int | None,

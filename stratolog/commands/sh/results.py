@@ -14,6 +14,7 @@ from stratolog.errors import UsageError
 
 if TYPE_CHECKING:
     from producers.client import Client
+    from producers.reads.read_views import UsageView
 
 NO_QUOTA = -1
 """The value of a quota that stands for no quota (``schemas.records.messages.UNLIMITED``)."""
@@ -39,6 +40,23 @@ def print_done(what: str, address: Address, client: Client, as_json: bool, **mor
         print_json({"done": what, "address": str(address), **more, "positions": positions})
     else:
         console.print(f"{what} {address}", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_repair(place: Address, found: UsageView, *, is_done: bool, as_json: bool) -> None:
+    """Print what the counters of a bucket or volume said, and what was counted."""
+    if as_json:
+        print_json({"address": str(place), **asdict(found), "right": found.is_right, "repaired": is_done})
+        return
+    what = ("bytes", "keys") if place.bucket else ("bytes of its buckets' quotas", "buckets")
+    said = "right" if found.is_right else "repaired" if is_done else "wrong"
+    changes = [
+        f"{kept} {name}" if kept == counted else f"{kept} -> {counted} {name}"
+        for name, kept, counted in (
+            (what[0], found.kept_bytes, found.counted_bytes),
+            (what[1], found.kept_names, found.counted_names),
+        )
+    ]
+    console.print(f"{said} {place}: {', '.join(changes)}", markup=False, highlight=False, soft_wrap=True)
 
 
 def print_list(title: str, columns: tuple[str, ...], found: Iterable[Any], length: int | None, as_json: bool) -> None:

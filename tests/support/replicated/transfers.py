@@ -129,6 +129,7 @@ class RocksNode:
 
     def open(self) -> RocksNode:
         self.store = RocksStore(self.database, FAMILIES.names, blobs=self.blobs)
+        assert not self.store.doubt
         self.replica = Replica(self.identity, FAMILIES, self.store, threading.RLock())
         if self.replica.position.offset < 0:
             self.replica.adopt_topic(self.log.topic_id(), None)

@@ -24,6 +24,7 @@ from schemas.records.messages import (
     PurgeBlocks,
     PutKey,
     ReleaseBlocks,
+    RepairQuota,
     Request,
     RequestBody,
     ReserveBlocks,
@@ -51,7 +52,15 @@ def test_every_version_of_every_schema_has_a_level(name: str):
 
 
 def test_only_later_requests_are_tied_to_a_level():
-    later = {*SHARD_COMMANDS, *FLEET_REQUESTS, *LEADER_REQUESTS, *SNAPSHOT_REQUESTS, *RESERVATION_REQUESTS, PutKey}
+    later = {
+        *SHARD_COMMANDS,
+        *FLEET_REQUESTS,
+        *LEADER_REQUESTS,
+        *SNAPSHOT_REQUESTS,
+        *RESERVATION_REQUESTS,
+        PutKey,
+        RepairQuota,
+    }
     assert set(features.COMMANDS) <= later | {*USER_REQUESTS, *TOKEN_REQUESTS, ChangeAcl}
     assert features.level_of_command(CreateVolume(volume="v")) == features.INITIAL
 
@@ -80,7 +89,7 @@ def request(body: RequestBody) -> Request:
 def test_until_finalize_older_software_reads_the_requests_of_the_log(body: RequestBody):
     """What a RequestBatch holds at a level is written with that level's schema."""
     level = features.level_of_command(body)
-    for at, version in ((level, features.version_at("Request", level)), (features.LATEST, 8)):
+    for at, version in ((level, features.version_at("Request", level)), (features.LATEST, 9)):
         value = encode_at(request(body), at)
         assert value[2:10] == registry.version("Request", version).fingerprint
         assert decode(value) == request(body)
@@ -164,6 +173,16 @@ def test_block_reservations_are_of_their_own_level(body: RequestBody):
     assert decode(encode_at(request(body), features.BLOCK_RESERVATIONS)) == request(body)
     with pytest.raises(Unencodable):
         encode_at(request(body), features.ACCESS_CONTROL)
+
+
+def test_a_repair_of_quotas_is_of_its_own_level():
+    body = RepairQuota(
+        volume="v", bucket="", update_id=1, kept_bytes=-5, counted_bytes=2, kept_names=3, counted_names=4
+    )
+    assert features.level_of_command(body) == features.level_of_type("RepairQuota") == features.DELETION_GRACE
+    assert decode(encode_at(request(body), features.DELETION_GRACE)) == request(body)
+    with pytest.raises(Unencodable):
+        encode_at(request(body), features.LISTED_SUMS)
 
 
 def test_block_reservations_brought_requests_alone():

@@ -17,7 +17,7 @@ from schemas.privilege import (
     ClusterSecret,
 )
 from schemas.records.identity import UserRequest
-from schemas.records.messages import FleetRequest, LeaderRequest, RequestBody, ShardCommand
+from schemas.records.messages import FleetRequest, LeaderRequest, RepairQuota, RequestBody, ShardCommand
 
 TEXT = b"0123456789abcdef0123456789abcdef"
 SECRET = ClusterSecret(TEXT)
@@ -25,7 +25,7 @@ OTHER = ClusterSecret(TEXT + b"!")
 
 
 def test_operators_leaders_and_the_fleets_requests_are_privileged_and_no_others():
-    assert frozenset(get_args(ShardCommand | FleetRequest | LeaderRequest | UserRequest)) == PRIVILEGED
+    assert frozenset(get_args(ShardCommand | FleetRequest | LeaderRequest | UserRequest | RepairQuota)) == PRIVILEGED
     names = {body.__name__ for body in get_args(RequestBody) if body not in PRIVILEGED}
     assert names == {
         "CreateVolume", "SetVolumeProperty", "DeleteVolume", "CreateBucket", "SetBucketProperty", "DeleteBucket", "CreateKey",

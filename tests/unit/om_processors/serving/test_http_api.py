@@ -152,6 +152,30 @@ def test_one_thing_is_read_from_its_shard(case: Case):
     assert case.asked == [(shard, "session", {shard: 7})] * 3
 
 
+def test_keys_are_counted_beside_the_counters(case: Case):
+    shard = shard_of("vol1", SHARDS)
+    status, body = case.get(case.api.usage, {"volume": "vol1", "bucket": "bucket1"})
+    assert (status, body.pop("update_id") > 0, body.pop("positions")) == (200, True, {str(shard): 100 + shard})
+    assert body == {"kept_bytes": 3, "counted_bytes": 3, "kept_names": 3, "counted_names": 3}
+    status, body = case.get(case.api.usage, {"volume": "vol1"})
+    assert (status, body["kept_names"], body["counted_names"], body["counted_bytes"]) == (200, 2, 2, 0)
+    assert case.asked == [(shard, "linearizable", {})] * 2
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "code"),
+    [
+        ({}, 400, "INVALID_VOLUME_NAME"),
+        ({"volume": "vol1", "bucket": "b_"}, 400, "INVALID_BUCKET_NAME"),
+        ({"volume": "vol1", "bucket": "none"}, 404, "BUCKET_NOT_FOUND"),
+        ({"volume": "vol9", "bucket": ""}, 404, "VOLUME_NOT_FOUND"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(case: Case, query: dict[str, str], status: int, code: str):
+    found, body = case.get(case.api.usage, query)
+    assert (found, body["error"]) == (status, code)
+
+
 @pytest.mark.parametrize(
     ("query", "parts", "status", "code"),
     [

@@ -12,7 +12,7 @@ from producers.errors import InvalidArgument, NotConnected, NotFound, RequestFai
 from producers.reads.node_addresses import address_of
 from producers.reads.read_views import PAGE_ENTRIES
 from producers.reads.read_words import missing
-from producers.reads.reads import REQUEST_TIMEOUT_MS, Reads
+from producers.reads.reads import REQUEST_TIMEOUT_MS, Reads, _answer_s
 from schemas.codecs.codec import encode
 from schemas.door.frames import MAX_READ_KEYS
 from schemas.records.door import DoorRows
@@ -20,6 +20,7 @@ from schemas.records.messages import CommitKey
 from schemas.records.rows import BlockLocation
 from tests.support.sdk.memory import MemoryCluster, bucket_row, key_row, volume_row
 from tests.support.sdk.nodes import Node
+from transport.waiting.deadline import Deadline
 
 BLOCK = BlockLocation(container_id=1, local_id=2, offset=0, length=5, pipeline="p1")
 ODD_KEY = "a b/ü?&=#%2F+/\x01日本.txt"
@@ -65,6 +66,25 @@ def test_a_volume_comes_with_usage_and_positions(reads):
     assert view.info == volume_row("v1")
     assert view.usage == {"used_namespace": 3}
     assert view.positions == {0: 5, 1: 7}
+
+
+def test_keys_are_counted_by_a_node_that_may_take_longer_than_for_a_read(nodes):
+    count = {"update_id": 7, "kept_bytes": 5, "counted_bytes": 5, "kept_names": 3, "counted_names": 2}
+    nodes[0].raw = json.dumps(count | {"positions": {"0": 5}}).encode()
+    reads = Reads([nodes[0].address], deadline_ms=1)
+    found = reads.usage("v1", "b1", timeout_ms=REQUEST_TIMEOUT_MS)
+    reads.close()
+    assert (asdict(found), found.is_right) == (count, False)
+    assert replace(found, kept_names=2).is_right
+    asked = {"volume": "v1", "bucket": "b1", "consistency": "linearizable"}
+    assert nodes[0].queries == [("/v1/usage", asked)]
+    assert _answer_s(Deadline.after_ms(60_000), 40_000) > REQUEST_TIMEOUT_MS / 1000
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1])
+def test_a_count_without_time_is_refused(reads, timeout_ms):
+    with pytest.raises(InvalidArgument):
+        reads.usage("v1", timeout_ms=timeout_ms)
 
 
 def test_a_bucket_is_read(reads):

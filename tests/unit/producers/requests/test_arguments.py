@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import producers
 from producers import AsyncClient, Client, ClusterSecret, StreamOptions
 from producers.errors import Exists, InvalidArgument, NotFound, RequestFailed, error_of
+from producers.reads.read_views import UsageView
 from producers.requests import bodies
 from producers.requests.arguments import MAX_LONG
 from producers.requests.core.calls import Policy
@@ -24,6 +26,7 @@ from schemas.security.tls import TlsFiles
 from tests.support.sdk.memory import MemoryCluster, MemoryConnection, client_to
 
 BLOCK = BlockLocation(container_id=1, local_id=2, offset=0, length=5, pipeline="p1")
+COUNT = UsageView(update_id=1, kept_bytes=1, counted_bytes=1, kept_names=1, counted_names=1)
 NO_TEXT = (None, 1, b"v", ["v"], "\udcff")
 NO_QUOTA = (None, "1", 1.5, True, 0, -2, MAX_LONG + 1)
 NO_NEW_QUOTA = NO_QUOTA[1:]
@@ -51,6 +54,14 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "create_bucket": ({}, {"volume": NO_TEXT, "bucket": NO_TEXT} | QUOTAS),
     "set_bucket_property": ({}, {"volume": NO_TEXT, "bucket": NO_TEXT} | NEW_QUOTAS),
     "delete_bucket": ({}, {"volume": NO_TEXT, "bucket": NO_TEXT}),
+    "usage": ({}, {"volume": NO_TEXT, "bucket": NO_TEXT}),
+    "repair_quota": (
+        {"count": COUNT},
+        {
+            "volume": NO_TEXT, "bucket": NO_TEXT,
+            "count": (None, 1, {}, replace(COUNT, update_id=MAX_LONG + 1), replace(COUNT, kept_bytes=MAX_LONG + 1)),
+        },
+    ),
     "create_key": ({"size": 0}, NAMES | {"size": NO_COUNT, "replication": NO_TEXT, "metadata": NO_METADATA}),
     "allocate_block": (
         {"session_id": 1},

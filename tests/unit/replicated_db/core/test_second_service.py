@@ -16,7 +16,14 @@ import pytest
 import replicated_db
 import replicated_db.shell.database as database_package
 from replicated_db.core.applying.replica import Identity
-from replicated_db.core.errors import AheadOfLog, NeedsCheckpoint, Refused, StopProcess, WrongCluster
+from replicated_db.core.errors import (
+    AheadOfLog,
+    NeedsCheckpoint,
+    Refused,
+    StopProcess,
+    StoreFailure,
+    WrongCluster,
+)
 from replicated_db.core.leading.leader import LeaderLimits
 from replicated_db.core.ports import LogBounds, Store
 from replicated_db.core.tables.column_families import Families
@@ -24,7 +31,7 @@ from replicated_db.core.tables.memory import ManualClock, MemoryLog, MemoryStore
 from replicated_db.core.tables.merge import ADD_INT64, MAX_BYTES, decode_int64, encode_int64
 from replicated_db.shell.database.embedded import EmbeddedDatabase
 from replicated_db.shell.database.submissions import SubmissionUnknown
-from replicated_db.shell.rocks import RocksStore
+from replicated_db.shell.rocks import DOUBT_FILE, RocksStore
 from schemas.codecs.codec import decode, encode
 from schemas.records.log import Batch, Checkpoint, LeaderClaim, Merge
 from tests.support.local.waiting import eventually
@@ -324,6 +331,26 @@ def test_a_log_that_begins_behind_an_empty_replica_is_none_to_follow(
     with pytest.raises(NeedsCheckpoint, match="this replica is empty, and the log's first record is 1"):
         start("c", store=rocks(tmp_path, "c"))
     RocksStore(tmp_path / "c", ledger.database.replica.families.names).close()
+
+
+def test_a_database_that_has_lost_rows_is_not_opened(
+    start: Callable[..., Ledger], ledger: Ledger, log: MemoryLog, tmp_path: Path
+):
+    """Be it whole families, or some rows of a database that is in doubt."""
+    done(ledger.open_account("alice", "Alice"))
+    done(ledger.open_account("bob", "Bob"))
+    follower = start("c", store=rocks(tmp_path, "c"))
+    follower.database.await_index(2, DEADLINE_S)
+    follower.database.close()
+    for lost, doubt in ((b"alice", "a MANIFEST was cut"), (b"bob", "")):
+        store = RocksStore(tmp_path / "c", follower.database.replica.families.names)
+        store.write([("owners", lost, None)])
+        store.close()
+        if doubt:
+            (tmp_path / "c" / DOUBT_FILE).write_text(doubt)
+        with pytest.raises(StoreFailure, match="c: the database has lost rows"):
+            start("c", store=rocks(tmp_path, "c"))
+        (tmp_path / "c" / DOUBT_FILE).unlink(missing_ok=True)
 
 
 def test_the_old_names_of_the_module_are_there_for_one_more_release():

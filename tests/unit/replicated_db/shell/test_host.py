@@ -15,17 +15,18 @@ from typing import Any
 
 import pytest
 
+from replicated_db.core.applying.replica import SCAN_STEP_ROWS
 from replicated_db.core.errors import StoreFailure, WrongCluster
 from replicated_db.core.leading.leader import LeaderLimits
 from replicated_db.core.ports import Log
 from replicated_db.core.tables.memory import ManualClock, MemoryLog
-from replicated_db.shell import process
+from replicated_db.shell import process, startup
 from replicated_db.shell.bootstrap.opening import ReplicaToOpen
 from replicated_db.shell.database import host as module
 from replicated_db.shell.database.database import DatabaseService
 from replicated_db.shell.database.host import DatabaseHost, HostSettings
 from replicated_db.shell.reports import AuditReports
-from replicated_db.shell.rocks import RocksStore
+from replicated_db.shell.rocks import DOUBT_FILE, RocksStore
 from stratolog.local.ports import free_ports
 from tests.support.local.memory_broker import memory_broker
 from tests.support.local.secret import SECRET
@@ -108,9 +109,10 @@ def test_a_database_that_is_opened_is_hosted(host: LocalLogs, tmp_path: Path) ->
     assert host.leads(SHARD)
 
 
-@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("kept", [0, 100], ids=["all rows", "some rows"])
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
 def test_a_database_whose_manifest_was_cut_is_flagged_before_it_serves(
-    host: LocalLogs, tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: bool
+    host: LocalLogs, tmp_path: Path, caplog: pytest.LogCaptureFixture, kept: int, cut: bool
 ) -> None:
     """RocksDB opens it with the newest position and digests, without its table files, and says nothing."""
     source = transfers.Log(cluster="test", shard=SHARD, shards=8)
@@ -121,11 +123,14 @@ def test_a_database_whose_manifest_was_cut_is_flagged_before_it_serves(
         for entry in source.log.read(node.read_offset + 1, 1_000, 0):
             node.offer(entry.offset, entry.value)
 
+    store: Any = node.store
+    source.write(kept)
+    catch_up()
+    store.write_files()
     source.write(300)
     catch_up()
     manifest = next((tmp_path / "before" / f"shard-{SHARD}").glob("MANIFEST-*"))
     whole = manifest.stat().st_size
-    store: Any = node.store
     store.write_files()
     source.write(10)
     source.remove_newest(10)
@@ -142,19 +147,55 @@ def test_a_database_whose_manifest_was_cut_is_flagged_before_it_serves(
         failed: list[Any] = []
         reports = AuditReports(broker.bootstrap_servers, "audit", host.clock, failed.append, failed.append)
         host.reports, before = reports, host.reports
-        replica = opened(host, tmp_path / "after").replica
+        said: list[str] = []
+        after = host.open(place(host, tmp_path / "after"), host.policy(list), said.append, service())
+        replica = after.replica
         reports.close()
         host.reports = before
     assert not failed
     assert (replica.position, replica.digests) == (position, digests)
     assert (replica.scan(replica.store) != digests) is cut
     assert (replica.evidence is not None) is cut
+    assert bool(list(replica.store.iterate("things", b""))) is (kept > 0 or not cut)
+    assert [text.partition(",")[0] for text in said] == (
+        [f"shard {SHARD}: all rows are scanned before it serves"] if cut else []
+    )
+    assert replica.store.doubt == ""
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert [text.partition(":")[2].partition(":")[0] for text in errors] == (
         [" this replica's rows are not those of its digest"] if cut else []
     )
     with suppress(Exception):  # RocksDB has lost count of its files
         replica.store.close()
+
+
+def test_a_doubt_about_rows_that_are_all_there_costs_a_scan(host: LocalLogs, tmp_path: Path) -> None:
+    """Also one that a former process has left: killed in its scan, for instance. The next start scans no more."""
+    opened(host, tmp_path).close()
+    kept = tmp_path / f"shard-{SHARD}" / DOUBT_FILE
+    kept.write_text("a former process was killed")
+    said: list[str] = []
+    for _ in range(2):
+        database = host.open(place(host, tmp_path), host.policy(list), said.append, service())
+        assert database.replica.evidence is None
+        assert not kept.exists()
+        database.close()
+    assert said == [
+        f"shard {SHARD}: all rows are scanned before it serves, for some may be missing: a former process was killed"
+    ]
+
+
+def test_a_scan_of_many_rows_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = transfers.Log()
+    node = transfers.RocksNode(tmp_path, source.log)
+    source.write(500)
+    node.catch_up()
+    node.store._doubt = "a reason"
+    monkeypatch.setattr(startup, "NOTED_ROWS", 2 * SCAN_STEP_ROWS)
+    said: list[str] = []
+    assert startup.rows_off(node.replica, said.append) == {}
+    assert said[1:] == ["shard 0: all rows are scanned before it serves: 400 by now"]
+    node.close()
 
 
 def test_a_policy_has_the_processs_secret_and_bound(host: LocalLogs) -> None:

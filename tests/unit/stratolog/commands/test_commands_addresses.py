@@ -33,6 +33,17 @@ def test_a_bucket(text: str) -> None:
     assert addresses.bucket_address(text) == Address(volume="vol1", bucket="b1")
 
 
+@pytest.mark.parametrize("text", ["/v/b/", "v/b", "/v", "v/"])
+def test_a_volume_or_a_bucket(text: str) -> None:
+    assert addresses.place_address(text) == Address(volume="v", bucket="b" if "b" in text else "")
+
+
+@pytest.mark.parametrize("text", ["", "/", "/v/b/k", "//b"])
+def test_neither_a_volume_nor_a_bucket(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        addresses.place_address(text)
+
+
 @pytest.mark.parametrize(
     ("text", "key"), [("/v/b/a/c.txt", "a/c.txt"), ("v/b/k", "k"), ("/v/b//k", "/k"), ("/v/b/dir/", "dir/")]
 )

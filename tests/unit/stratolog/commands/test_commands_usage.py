@@ -19,7 +19,7 @@ SHELL = [
     *(("sh", "snapshot", verb) for verb in ("create", "info", "list", "ls", "delete", "rename", "set", "diff")),
 ]  # fmt: skip
 COMMANDS = [
-    *SHELL, ("ingest",), ("demo",), ("bench",), ("audit",), ("debug", "log"), ("debug", "digest"),
+    *SHELL, ("quota", "repair"), ("ingest",), ("demo",), ("bench",), ("audit",), ("debug", "log"), ("debug", "digest"),
     *(("drill", name) for name in ("list", *DRILLS)), ("admin", "digest-base"), ("admin", "rebuild"), ("admin", "stop-node"), ("admin", "start-node"),
     ("admin", "mode"), ("admin", "block-tokens", "roll"), ("admin", "block-tokens", "show"), ("backup",), ("restore",), ("tables",), ("sql",),
 ]  # fmt: skip
