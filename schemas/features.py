@@ -112,7 +112,13 @@ LISTED_SUMS = 11
 The log is as before: what is new is in each replica's own database, and older software would not read the list.
 """
 
-LATEST = LISTED_SUMS
+DELETION_GRACE = 12
+"""A row of deletedTable says when its key was replaced or deleted (``om_processors/execution/requests/key.py``).
+
+Until a shard is at this level such a row keeps the time of the key's own last change, as software before writes it.
+"""
+
+LATEST = DELETION_GRACE
 """The highest level that this software knows."""
 
 NAMES: Mapping[int, str] = {
@@ -124,6 +130,7 @@ NAMES: Mapping[int, str] = {
     ACCESS_CONTROL: "ACCESS_CONTROL",
     BLOCK_RESERVATIONS: "BLOCK_RESERVATIONS",
     LISTED_SUMS: "LISTED_SUMS",
+    DELETION_GRACE: "DELETION_GRACE",
 }  # fmt: skip
 
 VERSIONS: Mapping[str, tuple[int, ...]] = {
