@@ -40,7 +40,7 @@ FETCH_WAIT_MS = 500
 """How long a broker may hold a question for heartbeats while there are none."""
 MAX_MESSAGES = 500
 RETRY_S = 1.0
-NOTHING = Allocation(pipelines=(), closed_containers=frozenset(), generations={})
+NOTHING = Allocation(pipelines=(), closed_containers=frozenset(), generations={}, with_room=frozenset())
 
 
 class LatestAllocation:
@@ -90,6 +90,7 @@ class FleetView(Background):
             self._allocation.now = Allocation(
                 pipelines=placement.choices(picture), closed_containers=picture.closed_containers,
                 generations=placement.generations(picture),
+                with_room=picture.containers_with_room(self._config.container_bytes),
             )  # fmt: skip
             return picture
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from om_processors.namespace.containers import FillingContainers
 from schemas.records.identity import ProvenCaller
 from schemas.records.messages import AllocatedBlock, CreatedSnapshot, KeySession, RequestBody
 from schemas.records.record import record
@@ -83,6 +84,8 @@ class Allocation:
     closed_containers: AbstractSet[int]
     generations: Mapping[int, int]
     """Generation by pipeline number; a pipeline that is not named is in its first generation."""
+    with_room: AbstractSet[int] | None = None
+    """Containers that are open and not nearly full. None: nobody reports any, and each window has its own."""
 
 
 @record
@@ -99,6 +102,8 @@ class PreExecuteContext:
     """Whether blocks are on datanodes: then a written block has a committed index."""
     inline_bytes: int = DEFAULT_INLINE_BYTES
     """Most bytes of a key that is kept in inlineTable."""
+    containers: FillingContainers = field(default_factory=FillingContainers)
+    """What the leader remembers of the containers that it fills."""
 
 
 Choose = Callable[[], Allocation]
@@ -114,7 +119,7 @@ def always(pipelines: Iterable[str]) -> Choose:
 class Contexts:
     """Makes the contexts of one shard's requests."""
 
-    __slots__ = ("_block_bytes", "_choose", "_datanodes", "_inline_bytes", "_shards", "shard")
+    __slots__ = ("_block_bytes", "_choose", "_containers", "_datanodes", "_inline_bytes", "_shards", "shard")
 
     def __init__(
         self, *, shard: int, shards: int, pipelines: tuple[str, ...], choose: Choose | None = None,
@@ -130,12 +135,14 @@ class Contexts:
         self._datanodes = choose is not None
         self._block_bytes = block_bytes
         self._inline_bytes = inline_bytes
+        self._containers = FillingContainers()
 
     def at(self, now_ms: int, index: int) -> PreExecuteContext:
         """Return the context of the request at ``index``, in a batch of time ``now_ms``."""
         return PreExecuteContext(
             shard=self.shard, shards=self._shards, now_ms=now_ms, index=index, allocation=self._choose(),
             block_size_bytes=self._block_bytes, datanodes=self._datanodes, inline_bytes=self._inline_bytes,
+            containers=self._containers,
         )  # fmt: skip
 
 

@@ -8,10 +8,10 @@ Object id, 64 bits, the highest first (design, section 3)::
 epoch would be raised if an index ever had to start again. Epochs 2 and 3 would set the sign bit of an Avro long and are
 refused, so ids are positive. Ids ascend with the index within a shard and an epoch, and none is used twice.
 
-Container id, 63 bits: ``roll (9) | epoch (2) | shard (10) | index / 1024 (34) | pipeline's number (8)``. The blocks
-that one pipeline gets within a window of 1,024 indexes share a container. When it is full it is closed, and the next
-blocks go into the container of the next ``roll``. Each generation of a pipeline begins with a roll of its own, because
-the containers of earlier generations are closed. A container must not change its pipeline. So a pipeline's number is
+Container id, 63 bits: ``roll (9) | epoch (2) | shard (10) | index / 1024 (34) | pipeline's number (8)``. The index is
+the one at which the container was begun (``containers``), and the ``roll`` tells those apart that were begun within its
+window of 1,024 indexes. Each generation of a pipeline begins with a roll of its own, because the containers of earlier
+generations are closed. A container must not change its pipeline. So a pipeline's number is
 its partition of ``dn.log``, which no other datanodes get, or (without datanodes) its position in the settings, where
 pipelines are only appended.
 """
@@ -31,7 +31,7 @@ CONTAINER_WINDOW_BITS = 10
 CONTAINER_BITS = 54
 """Bits of a container's id without the roll."""
 MAX_ROLLS = 1 << 9
-"""Most containers of one pipeline, shard and window."""
+"""Most containers of one pipeline and shard that are begun in a window."""
 ROLLS_APART = 37
 """Distance between the first rolls of two generations.
 
@@ -116,6 +116,18 @@ def container_id(object_id: int, pipeline: int, roll: int = 0) -> int:
         raise ValueError(f"pipeline {pipeline}; at most {MAX_PIPELINES} have numbers")
     window = object_id >> SUB_BITS + CONTAINER_WINDOW_BITS << PIPELINE_BITS | pipeline
     return roll << CONTAINER_BITS | window
+
+
+def same_window(container_id: int, object_id: int) -> bool:
+    """Say whether a container was begun in the window of the request that makes ``object_id``, in the same shard.
+
+    >>> same_window(container_id(object_id(3, 5), pipeline=2), object_id(3, 1023))
+    True
+    >>> same_window(container_id(object_id(3, 5), pipeline=2, roll=7), object_id(3, 1024))
+    False
+    """
+    window = container_id >> PIPELINE_BITS & (1 << CONTAINER_BITS - PIPELINE_BITS) - 1
+    return window == object_id >> SUB_BITS + CONTAINER_WINDOW_BITS
 
 
 @lru_cache(maxsize=ROLLS_CACHED)

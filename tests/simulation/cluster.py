@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event
@@ -59,6 +60,22 @@ FETCH_WAIT_MS = 500
 START_MS = 1_750_000_000_000
 CHOICE_MS = 50
 """So long a node has one picture of the pipelines."""
+
+
+class EveryContainer(AbstractSet[int]):
+    """All containers there may be, for a node that believes that each has room."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[int]:
+        raise TypeError("nobody may look at all of them")
+
+    def __len__(self) -> int:
+        raise TypeError("nobody may look at all of them")
+
+
+EVERY_CONTAINER = EveryContainer()
 
 
 class Store(MemoryStore):
@@ -265,7 +282,7 @@ class Node:
         self.ids = ids
         self.clock = Clock(scheduler)
         self.gateway = self.new_gateway()
-        self.service = OMService(self._contexts())
+        self.service: OMService
         self.store = Store()
         self.replica: Replica
         self.loop: LeaderLoop
@@ -304,6 +321,7 @@ class Node:
             pipelines=tuple(numbered[moment % 2 :] + numbered[: moment % 2][moment // 2 % 2 :]),
             closed_containers=frozenset({full} if moment % 3 else ()),
             generations={0: 1 + moment % 3},
+            with_room=(frozenset(), EVERY_CONTAINER, None)[moment % 3],
         )
 
     # -- the process -------------------------------------------------------------------------------------------------
@@ -319,7 +337,9 @@ class Node:
         self._start("follow", self._follow)
 
     def _open(self) -> None:
-        executor = OMExecutor(self._contexts())
+        contexts = self._contexts()
+        self.service = OMService(contexts)
+        executor = OMExecutor(contexts)
         self.replica = Replica(self.identity, OM_FAMILIES, self.store, executor=executor)
         outbox: Any = Outbox(self)
         service = DatabaseService(

@@ -66,6 +66,8 @@ WANTED = {
     "log trimmed", "not trimmed: members", "not trimmed: base", "not trimmed: no leader",
     # small keys
     "inline rows compared",
+    # blocks
+    "block in an earlier container", "block in a container of its time",
 }  # fmt: skip
 OF_DOORS = {
     "sent by the direct door", "taken by the direct door", "nobody at the direct door", "told that the leadership ended",

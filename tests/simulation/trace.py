@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from unittest.mock import patch
 
+from om_processors.namespace import ids
 from tests.simulation.faults import Faults, actions_of
 from tests.simulation.world import Action, World
 
 MAX_SHRINK_RUNS = 1500
 """Bounds the time that shrinking takes: a second or two for each hundred."""
+WINDOW_BITS = 2
+"""A container is begun in a window of so few indexes: a run has hundreds, and containers are to outlive their windows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +36,13 @@ def run(actions: Sequence[Action], world: World, make_faults: type[Faults] = Fau
     done = 0
     try:
         faults = make_faults(world)
-        for action in actions:
-            world.step(faults, action)
-            done += 1
-            if world.truth.halted is not None:
-                break
-        world.heal()
+        with patch.object(ids, "CONTAINER_WINDOW_BITS", WINDOW_BITS):
+            for action in actions:
+                world.step(faults, action)
+                done += 1
+                if world.truth.halted is not None:
+                    break
+            world.heal()
     except Exception as error:  # whatever it is, it has a seed and will be told
         return Failure(error=error, actions=actions, step=done)
     finally:

@@ -490,6 +490,12 @@ class Truth:
         blocks = given.blocks if isinstance(given, KeySession) else [given.block]
         session = self.model.sessions[body.volume, body.bucket, session_id]
         session.named |= {(block.container_id, block.local_id) for block in blocks}
+        for block in blocks:
+            # both without the lowest bits: the pipeline's number, and what lies below the window of an index (WINDOW_BITS)
+            begun, now = block.container_id % 2**54 >> 8, block.local_id >> 10
+            if block.pipeline != f"pipeline-{block.container_id % 256}" or begun > now:
+                raise Violation(f"{block} is in another pipeline's container, or in one that is begun later")
+            self.seen["block in an earlier container" if begun < now else "block in a container of its time"] += 1
 
     def _check_command(self, body: Any, response: Response) -> None:
         """An operator is told OK iff what was asked for is so: its control record, if it needed one, lies before the batch."""

@@ -63,10 +63,17 @@ def _candidates(context: PreExecuteContext, excluded: Collection[str]) -> Sequen
 def _blocks(
     context: PreExecuteContext, object_id: int, chosen: Sequence[NumberedPipeline], size_bytes: int
 ) -> list[BlockLocation]:
-    generations, closed = context.allocation.generations, context.allocation.closed_containers
+    where, fill = context.allocation, context.containers
     return [
         BlockLocation(
-            container_id=_open_container(object_id, number, generations.get(number, 1), closed),
+            container_id=fill.take(
+                number,
+                object_id,
+                context.now_ms,
+                generation=where.generations.get(number, 1),
+                closed=where.closed_containers,
+                with_room=where.with_room,
+            ),
             local_id=ids.block_local_id(object_id, position),
             offset=position * size_bytes,
             length=size_bytes,
@@ -74,21 +81,6 @@ def _blocks(
         )
         for position, (number, pipeline) in enumerate(chosen)
     ]
-
-
-def _open_container(object_id: int, pipeline: int, generation: int, closed: Collection[int]) -> int:
-    """Return the container for a new block: the first open one of its window and its pipeline's generation.
-
-    Raises OMError FAILED_TO_FIND_ACTIVE_PIPELINE if all of them are closed.
-    """
-    for roll in ids.rolls(generation):
-        container_id = ids.container_id(object_id, pipeline, roll)
-        if container_id not in closed:
-            return container_id
-    raise OMError(
-        FAILED_TO_FIND_ACTIVE_PIPELINE,
-        f"all {ids.MAX_ROLLS} containers of pipeline {pipeline} at this index are closed",
-    )
 
 
 def check_written(body: CommitKey | CommitReserved, context: PreExecuteContext) -> None:

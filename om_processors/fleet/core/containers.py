@@ -16,7 +16,7 @@ Memory is bounded: MAX_CONTAINERS containers of each datanode. With more its rep
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -50,20 +50,21 @@ class ReportedContainer:
         return self.closed_by == self.held_by and not self.blocks
 
 
-class ClosedContainers(AbstractSet[int]):
-    """Containers that take no blocks: some replica is closed already, and the others will be closed."""
+class ContainersThat(AbstractSet[int]):
+    """The reported containers of which something is true, asked when it is needed: there are very many."""
 
-    __slots__ = ("_containers",)
+    __slots__ = ("_containers", "_is_in")
 
-    def __init__(self, containers: Mapping[int, ReportedContainer]) -> None:
+    def __init__(self, containers: Mapping[int, ReportedContainer], is_in: Callable[[ReportedContainer], bool]) -> None:
         self._containers = containers
+        self._is_in = is_in
 
     def __contains__(self, number: object) -> bool:
         found = self._containers.get(number) if isinstance(number, int) else None
-        return found is not None and bool(found.closed_by)
+        return found is not None and self._is_in(found)
 
     def __iter__(self) -> Iterator[int]:
-        return (number for number, container in self._containers.items() if container.closed_by)
+        return (number for number, container in self._containers.items() if self._is_in(container))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
-from om_processors.fleet.core.containers import ClosedContainers, FleetContainers, ReportedContainer
+from om_processors.fleet.core.containers import ContainersThat, FleetContainers, ReportedContainer
 from schemas.datanode_states import DECOMMISSIONED, IN_SERVICE, OPEN
 from schemas.records.datanode import ContainerReport, Heartbeat, Member, PipelineReport, PipelineRow
 from schemas.records.rows import DatanodeRow
@@ -30,6 +30,9 @@ MAX_DATANODES = 256
 
 STALE_PART = 3
 """A datanode is stale after this part of the time-out."""
+
+ROOM_PART = 3 / 4
+"""A container that holds this part of its size gets no further blocks, if another may take its place."""
 
 
 class DatanodeHealth(Enum):
@@ -112,7 +115,15 @@ class Picture:
     @property
     def closed_containers(self) -> AbstractSet[int]:
         """Containers that take no blocks: some replica is closed already, and the others will be closed."""
-        return ClosedContainers(self.containers)
+        return ContainersThat(self.containers, lambda one: bool(one.closed_by))
+
+    def containers_with_room(self, container_bytes: int) -> AbstractSet[int]:
+        """Return the containers that are open everywhere and hold less than ROOM_PART of ``container_bytes``.
+
+        The rest of a container is for blocks that are being written: when it is full it is closed, and they fail.
+        """
+        room = container_bytes * ROOM_PART
+        return ContainersThat(self.containers, lambda one: not one.closed_by and one.used_bytes < room)
 
     def open_pipelines(self) -> tuple[PipelineRow, ...]:
         """Return the pipelines that should take blocks."""

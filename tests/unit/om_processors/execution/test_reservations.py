@@ -143,6 +143,19 @@ def test_a_block_has_room_for_a_small_file(block_bytes: int, length: int):
     assert [(block.offset, block.length) for block in blocks] == [(0, length), (length, length)]
 
 
+def test_small_files_of_many_windows_of_indexes_share_a_container():
+    """A thousand windows made a thousand containers."""
+    first = ids.container_id(ids.object_id(0, 0), 0)
+    seen = replace(always(("p1",))(), with_room={first})
+    contexts = Contexts(shard=0, shards=1, pipelines=(), choose=lambda: seen)
+    found = {
+        block.container_id
+        for window in range(1_000)
+        for block in pre_execute(request_of(reserve(2)), contexts.at(60_000 * window, 1_024 * window)).blocks
+    }
+    assert found == {first}
+
+
 @pytest.mark.parametrize("count", [0, MAX_RESERVED_BLOCKS + 1, -1])
 def test_what_is_no_count_of_blocks_is_refused_and_named(world: World, count: int):
     error = world.refusal(reserve(count))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -134,6 +135,19 @@ def test_a_container_closed_on_one_replica_is_closed() -> None:
     fleet.on_heartbeat(heartbeat("dn2", containers=[container(2, closed=False), container(3, closed=False)]), 0)
     closed = fleet.picture((), (), 0).closed_containers
     assert (closed, len(closed), 2 in closed, 3 in closed, 4 in closed) == ({2}, 1, True, False, False)
+
+
+def test_a_container_has_room_until_three_quarters_of_it_are_used() -> None:
+    fleet = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=0, since_ms=0)
+    open_ones = {
+        number: replace(container(1, closed=False), container_id=number, used_bytes=748 + number) for number in (1, 2)
+    }
+    held = [*open_ones.values(), container(3)]
+    fleet.on_heartbeat(heartbeat("dn1", containers=held), 0)
+    fleet.on_heartbeat(heartbeat("dn2", containers=[open_ones[1]]), 0)
+    assert set(fleet.picture((), (), 0).containers_with_room(1000)) == {1}
+    fleet.on_heartbeat(heartbeat("dn2", containers=[container(1)]), 0)
+    assert set(fleet.picture((), (), 0).containers_with_room(1000)) == set(), "one replica is closed"
 
 
 def test_increments_give_what_a_whole_join_gives() -> None:

@@ -45,7 +45,7 @@ class Case:
         self.allocation = LatestAllocation()
         self.state = SimpleNamespace(feature_level=INITIAL)
         config: Any = SimpleNamespace(
-            cluster=CLUSTER, datanode_timeout_ms=TIMEOUT_MS, block_bytes=1,
+            cluster=CLUSTER, datanode_timeout_ms=TIMEOUT_MS, block_bytes=1, container_bytes=1 << 30,
             bootstrap_servers=servers or broker.bootstrap_servers,
         )  # fmt: skip
         world = World().make()
