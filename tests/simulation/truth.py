@@ -73,7 +73,7 @@ SEEDS = {name: xxh64_intdigest(name.encode(), 42) for name in OM_COLUMN_FAMILIES
 MASK = (1 << 64) - 1
 SIGN = 1 << 63
 
-HIGHEST_LEVEL = 11
+HIGHEST_LEVEL = 12
 OPERATORS_LEVEL = 2
 """From this level on operators have their commands; to restart digests and to raise the level they have at every one."""
 REQUEST_LEVELS = {
@@ -97,7 +97,8 @@ def _gist(cf: str, row: Any) -> Any:
         return row.snapshot, row.state, row.index, row.referenced_bytes, row.referenced_keys, row.properties
     if isinstance(row, KeyInfo):
         size = row.size, len(row.blocks)
-        return {"deletedTable": size[1], "openKeyTable": size}.get(cf, row.size)
+        left = size[1], None if row.creation_time_ms else row.modification_time_ms
+        return {"deletedTable": left, "openKeyTable": size}.get(cf, row.size)
     return row.state
 
 
@@ -386,7 +387,7 @@ class Truth:
             raise Violation(f"inlineTable holds {inline}, and should hold {self.model.inline_rows()}")
         self.seen["inline rows compared"] += len(inline)
         made: dict[str, Any] = {
-            "keyTable": {}, "deletedTable": self.model.deleted, "pipelineTable": {},
+            "keyTable": {}, "deletedTable": self.model.deleted_rows(), "pipelineTable": {},
             "snapshotTable": {
                 key: (one.name, DELETED if one.deleted_ms else ACTIVE, one.index, one.size, len(one.keys), one.properties)
                 for key, one in self.model.snapshot_rows().items()
