@@ -395,6 +395,7 @@ class Truth:
             "datanodeTable": {name.encode(): state for name, state in self.model.datanodes.items()},
         }  # fmt: skip
         made["openKeyTable"] = {key: (one.size, one.blocks) for key, one in self.model.open_rows().items()}
+        self.seen["retirements compared"] += sum(one.at_ms is not None for one in self.model.retired.values())
         self.seen["reservations compared"] += sum(not one.name for one in self.model.sessions.values())
         for volume, its in self.model.volumes.items():
             for bucket, here in its.buckets.items():
