@@ -114,7 +114,7 @@ The log is as before: what is new is in each replica's own database, and older s
 """
 
 DELETION_GRACE = 12
-"""A row of deletedTable says when its key was replaced or deleted (``om_processors/execution/requests/key.py``).
+"""A row of deletedTable says when it was put there (``retired`` in ``om_processors/namespace/tables.py``).
 
 Until a shard is at this level such a row keeps the time of the key's own last change, as software before writes it.
 RepairQuota puts usage counters right (``om_processors/execution/requests/properties.py``).

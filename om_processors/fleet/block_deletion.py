@@ -8,18 +8,20 @@ Rules:
     - A row is looked at again in the turn after an answer about it, wherever the walk is. So rows are purged however
       many there are: what is remembered never has to last until the walk comes round. If there is too much of it, the
       rows that were answered longest ago are forgotten, and their blocks deleted again.
+    - Rows whose grace is not over are left alone (``core/deletion_grace.py``): no datanode hears of them.
     - Rows that a snapshot needs are left alone: no datanode hears of them. The rows are read first and the snapshots
       afterwards, so a row that is not needed then is needed by no later snapshot, however long the deletion takes
       (``om_processors/namespace/snapshots.py``). PurgeBlocks asks the same question once more.
     - If no member of a pipeline lives, its rows stay. Blocks of the settings' pipelines are on no datanode, so nobody
       deletes them.
-    - Bounds: MAX_ROWS rows a turn, and up to MAX_PAGES pages of as many that snapshots need; MAX_BLOCKS blocks a
+    - Bounds: MAX_ROWS rows a turn, and up to MAX_PAGES pages of as many that are left alone; MAX_BLOCKS blocks a
       request, MAX_PURGE_BYTES of names a purge, MAX_DONE rows of which something is remembered.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, groupby, islice
 from operator import itemgetter
@@ -28,6 +30,7 @@ from typing import Any
 
 from om_processors.execution.requests.fleet import MAX_PURGED_ROWS, pipeline_name
 from om_processors.fleet.core import placement
+from om_processors.fleet.core.deletion_grace import DeletionGrace
 from om_processors.fleet.core.fleet import Datanode, Picture
 from om_processors.fleet.datanode_client import Courier
 from om_processors.fleet.proposer import Proposer
@@ -45,7 +48,7 @@ from schemas.sharding import pipeline_of
 
 MAX_ROWS = 500
 MAX_PAGES = 10
-"""Pages of MAX_ROWS rows that one turn looks at, as long as snapshots need all rows of a page."""
+"""Pages of MAX_ROWS rows that one turn looks at, as long as all rows of a page are left alone."""
 MAX_BLOCKS = 1000
 MAX_PURGE_BYTES = 256 * 1024
 """Bytes of row keys that one request purges, so that the request and its operations stay below their limits."""
@@ -68,10 +71,15 @@ class BlockDeletion:
     """Deletes the unreferenced blocks of one shard, while this node leads it."""
 
     def __init__(
-        self, shard: int, replica: Replica, proposer: Proposer, courier: Courier, clock: Clock, note: Note
-    ) -> None:
+        self, shard: int, replica: Replica, proposer: Proposer, courier: Courier, clock: Clock, note: Note,
+        grace_ms: int, log_time_ms: Callable[[], int],
+    ) -> None:  # fmt: skip
+        """``log_time_ms`` returns the present time of the shard's log."""
         self._shard = shard
+        self._replica = replica
         self._store = replica.store
+        self._grace = DeletionGrace(grace_ms)
+        self._log_time_ms = log_time_ms
         self._proposer = proposer
         self._courier = courier
         self._clock = clock
@@ -89,10 +97,12 @@ class BlockDeletion:
         """
         self._rest_until_ms = 0
         self._found = False
-        """Whether this walk through the table has found a row that no snapshot needs."""
+        """Whether this walk through the table has found a row that is not left alone."""
 
     def turn(self, picture: Picture) -> None:
         """Look at the next rows: ask for deletions, and propose to purge the rows whose blocks are deleted."""
+        index = self._replica.position.index  # before the time: by then all up to it was applied
+        self._grace.stands_at(index, self._log_time_ms())
         now_ms = self._clock.elapsed_ms()
         if now_ms < self._rest_until_ms or not picture.settled:  # some holders of copies may not have been heard yet
             return
@@ -119,7 +129,7 @@ class BlockDeletion:
             self._purge(gone)
 
     def _next_rows(self) -> list[tuple[bytes, list[BlockLocation]]]:
-        """Return the next rows that no snapshot needs, and the blocks of each that datanodes hold.
+        """Return the next rows that are not left alone, and the blocks of each that datanodes hold.
 
         A row that is purged meanwhile is purged once more, which changes nothing.
         """
@@ -131,7 +141,7 @@ class BlockDeletion:
             rows = [
                 (key, [block for block in info.blocks if is_on_datanodes(block)])
                 for key, info in page
-                if not needed.include(info)
+                if self._grace.is_over(info) and not needed.include(info)
             ]
             if rows or not page or self._cursor.at_end:
                 return rows

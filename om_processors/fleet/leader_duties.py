@@ -42,7 +42,9 @@ class LeaderDuties:
         threshold_ms = config.open_key_expire_threshold_ms
         self._background: list[Background] = [
             OpenKeyCleanupLoop(loops, self._proposer, threshold_ms, clock, note, fatal),
-            SnapshotCleanupLoop(loops, self._proposer, note, fatal, on_checkpoint_removed),
+            SnapshotCleanupLoop(
+                loops, self._proposer, config.deleted_block_grace_ms, note, fatal, on_checkpoint_removed
+            ),
         ]
         if fleet is not None:
             token_keys = None

@@ -96,7 +96,10 @@ class PlacementLoop(Background):
         self._there = range(0)
         """Partitions that the pipelines' log had when last seen."""
         self._deletions = {
-            shard: BlockDeletion(shard, loop.replica, proposer, courier, clock, note) for shard, loop in loops.items()
+            shard: BlockDeletion(
+                shard, loop.replica, proposer, courier, clock, note, config.deleted_block_grace_ms, loop.log_time_ms
+            )
+            for shard, loop in loops.items()
         }
 
     def run(self) -> None:

@@ -1,7 +1,8 @@
 """What is left of deleted snapshots: the leader has their rows purged, and every replica removes their checkpoints.
 
 Rules:
-    - A deleted snapshot's row is purged by PurgeSnapshots, through the log, on the next turn of the shard's leader.
+    - A deleted snapshot's row is purged by PurgeSnapshots, through the log, by the shard's leader. Until then it keeps
+      what it needs for those who still read it: for ``deleted_block_grace_ms`` after its deletion, by the log's time.
       From then on nothing is kept for it; PurgeBlocks may take what it needed.
     - A replica removes a snapshot's checkpoint when no row names it. That is local: it is in no log, and each replica
       does it for itself, after a start and whenever its rows of snapshotTable have changed.
@@ -45,17 +46,33 @@ MAX_SHOWN = 5
 class SnapshotPurge:
     """Has the deleted snapshots of one shard purged, while this node leads it."""
 
-    def __init__(self, shard: int, replica: Replica, proposer: Proposer, note: Note) -> None:
+    def __init__(
+        self,
+        shard: int,
+        replica: Replica,
+        proposer: Proposer,
+        note: Note,
+        grace_ms: int,
+        log_time_ms: Callable[[], int],
+    ) -> None:
+        """``log_time_ms`` returns the present time of the shard's log."""
         self._shard = shard
         self._replica = replica
         self._proposer = proposer
         self._note = note
+        self._grace_ms = grace_ms
+        self._log_time_ms = log_time_ms
 
     def turn(self) -> None:
-        """Propose to purge what is deleted. A proposal that is lost is made again on a later turn."""
+        """Propose to purge what was deleted a grace ago. A proposal that is lost is made again on a later turn."""
         if self._replica.state.feature_level < SNAPSHOTS:
             return
-        deleted = (key for key, _ in self._replica.store.iterate(SNAPSHOT_TABLE, b"") if DELETED_MARK in key)
+        before_ms = self._log_time_ms() - self._grace_ms
+        deleted = (
+            key
+            for key, value in self._replica.store.iterate(SNAPSHOT_TABLE, b"")
+            if DELETED_MARK in key and decode_snapshot(value).deletion_time_ms <= before_ms
+        )
         rows = list(islice(deleted, MAX_PURGED_SNAPSHOTS))
         if rows:
             body = PurgeSnapshots(shard=self._shard, rows=rows)
@@ -145,12 +162,15 @@ class SnapshotCleanupLoop(Background):
     """Takes turns for all shards, on a thread of its own; purges for those that this node leads."""
 
     def __init__(
-        self, loops: Mapping[int, LeaderLoop], proposer: Proposer, note: Note, fatal: Callable[[BaseException], None],
-        on_removed: OnRemoved | None = None,
+        self, loops: Mapping[int, LeaderLoop], proposer: Proposer, grace_ms: int, note: Note,
+        fatal: Callable[[BaseException], None], on_removed: OnRemoved | None = None,
     ) -> None:  # fmt: skip
         super().__init__("snapshot cleanup", fatal)
         self._loops = loops
-        self._purges = {shard: SnapshotPurge(shard, loop.replica, proposer, note) for shard, loop in loops.items()}
+        self._purges = {
+            shard: SnapshotPurge(shard, loop.replica, proposer, note, grace_ms, loop.log_time_ms)
+            for shard, loop in loops.items()
+        }
         self._checkpoints = [SnapshotCheckpoints(loop.replica, note, on_removed) for loop in loops.values()]
 
     def run(self) -> None:

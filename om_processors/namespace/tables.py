@@ -28,6 +28,7 @@ as much as the rest of a commit.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from om_processors.errors import OMError
@@ -249,6 +250,19 @@ def put_inline(tx: RowTransaction, object_id: int, data: bytes) -> None:
 def delete_inline(tx: RowTransaction, object_id: int) -> None:
     """Remove the bytes of an inline key."""
     tx.delete(INLINE_TABLE, inline_key(object_id))
+
+
+def retired(info: KeyInfo, now_ms: int) -> KeyInfo:
+    """Return a row of deletedTable as it is from the feature level DELETION_GRACE on: it says when it was put there.
+
+    Its time of modification is that time; its time of creation is 0, by which :func:`retired_ms` knows such rows.
+    """
+    return replace(info, creation_time_ms=0, modification_time_ms=now_ms)
+
+
+def retired_ms(info: KeyInfo) -> int | None:
+    """Return when a row of deletedTable was put there, by the time of the batch; None if a lower level has put it."""
+    return None if info.creation_time_ms else info.modification_time_ms
 
 
 def put_deleted(tx: RowTransaction, info: KeyInfo) -> None:

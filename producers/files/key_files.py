@@ -313,6 +313,11 @@ class KeyOutput(io.BufferedIOBase):
 class KeyInput(io.BufferedReader):
     """A key's bytes as a binary file, which reads the key as it was when it was opened.
 
+    Replaced or deleted meanwhile, the key can still be read for the nodes' setting ``deleted_block_grace_ms``, a minute
+    by default; so can a snapshot's key after its snapshot was deleted. After that a read may raise DatanodeError
+    BLOCK_DELETED. A key that is read for longer is opened in a snapshot that stays: ``.snapshot/NAME/KEY``. Every other
+    reader (commands, asyncio, trees) reads through this class, or promises the same.
+
     A read that fails does not move. After a line that failed the file is nowhere until it is told where to go on
     (:meth:`seek`). Threads may share it: they take turns, and share one position, which :meth:`pread` neither uses nor
     moves. Lines alone are for one thread: Python's ``readline`` loses bytes if another thread reads meanwhile.

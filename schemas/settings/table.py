@@ -157,6 +157,11 @@ class NodeSettings(SettingsGroup, for_whom=(Audience.NODE,)):
 
     After that its session ends, and its blocks are deleted.
     """
+    deleted_block_grace_ms: int = setting(values.integer(0, DAY_MS // 2), 60_000, is_new=True)
+    """How long the blocks of a replaced or deleted key, or of a deleted snapshot, can still be read.
+
+    0 = their deletion begins at once.
+    """
     session_timeout_ms: int = setting(values.integer(500, 300_000), 2_000)
     """How long a silent leader keeps its shards."""
     max_queued_requests: int = setting(values.integer(100, 100_000_000), 50_000)

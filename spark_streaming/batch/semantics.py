@@ -51,7 +51,7 @@ SETTLE_MS = 60_000
 """Rows that have changed so lately are not compared across logs: a block is allocated, stored and committed in turn."""
 
 DELETION_MS = 24 * 3_600_000
-"""How long a deleted key may wait for its blocks: longer than a datanode is away as a rule."""
+"""How long a deleted key may wait for its blocks: longer than a datanode is away as a rule, and than any grace."""
 
 MAX_FINDINGS = 64
 """Most findings of each check that are named."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from om_processors.namespace import tables
+from om_processors.namespace import ids, tables
 from producers import AsyncClient, Client, RequestFailed, StreamOptions
 from producers.bulk.key_copy import put_file
 from schemas.column_families import DELETED_TABLE, INLINE_TABLE, OPEN_KEY_TABLE
 from schemas.records.rows import BlockLocation
+from schemas.sharding import shard_of
 from tests.support.command import warm
 from tests.support.local.stack import TestStack
 from tests.support.sdk.small_files import check_written, write_until_reserved
@@ -27,12 +29,16 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 KIB, MIB = 1024, 1024 * 1024
+GRACE_MS = 15_000
 OPTIONS = StreamOptions(flush_bytes=MIB, client_buffer_bytes=4 * MIB, block_bytes=4 * MIB, watch_timeout_ms=3_000)
 
 
 @pytest.fixture(scope="module")
 def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    started = make_stack(nodes=3, datanodes=4, block_bytes=4 * MIB, flush_bytes=MIB, client_buffer_bytes=4 * MIB)
+    started = make_stack(
+        nodes=3, datanodes=4, block_bytes=4 * MIB, flush_bytes=MIB, client_buffer_bytes=4 * MIB,
+        deleted_block_grace_ms=GRACE_MS,
+    )  # fmt: skip
     started.wait_pipeline()
     return started
 
@@ -185,6 +191,38 @@ def test_a_key_moves_from_the_tables_to_datanodes_and_back(stack: TestStack, cli
     stack.wait("their files are deleted", lambda: not files_of(stack, between.blocks))
     with client.open("/bytes/bucket/moves") as read:
         assert read.read() == data
+
+
+@pytest.mark.slow
+def test_who_has_a_key_open_reads_on_when_it_is_replaced_or_deleted(stack: TestStack, client: Client) -> None:
+    """A reader died two seconds later with BLOCK_DELETED: a file of the SDK, and the slow end of ``key cat | …``."""
+    data = fresh_bytes(13 * MIB)
+    with client.open("/bytes/bucket/replaced", "wb") as file:
+        file.write(data)
+    with client.open("/bytes/bucket/deleted", "wb") as file:
+        file.write(data)
+    environment = os.environ | {"STRATOLOG_CONFIG": str(stack.settings_file), "PYTHONPATH": str(ROOT)}
+    cat = [sys.executable, "-m", "stratolog", "sh", "key", "cat", "/bytes/bucket/replaced"]
+    with (
+        subprocess.Popen(cat, cwd=ROOT, env=environment, stdout=subprocess.PIPE) as download,
+        client.open("/bytes/bucket/replaced") as replaced,
+        client.open("/bytes/bucket/deleted") as deleted,
+    ):
+        assert download.stdout is not None
+        assert [source.read(MIB) for source in (download.stdout, replaced, deleted)] == [data[:MIB]] * 3
+        with client.open("/bytes/bucket/replaced", "wb") as file:
+            file.write(b"another")
+        client.delete_key("bytes", "bucket", "deleted")
+        # The blocks of a session that committed nothing need no grace: once they have gone, these could have gone too.
+        given = client.create_key("bytes", "bucket", "empty", size=4 * MIB)
+        client.commit_key("bytes", "bucket", "empty", given.session_id, size=0, blocks=[])
+        info = client.key_info("bytes", "bucket", "empty", consistency="linearizable").info
+        made = ids.object_id(shard_of("bytes", stack.settings.shards), info.update_id)
+        unused = tables.deleted_key("bytes", "bucket", "empty", made)
+        stack.wait("what was never committed has gone", lambda: not holders(stack, DELETED_TABLE, unused))
+        assert deleted.pread(100, 12 * MIB) == data[12 * MIB :][:100]
+        assert [source.read() for source in (replaced, deleted, download.stdout)] == [data[MIB:]] * 3
+    assert download.returncode == 0
 
 
 def holders(stack: TestStack, cf: str, row: bytes) -> list[str]:

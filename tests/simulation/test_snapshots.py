@@ -15,6 +15,7 @@ import pytest
 
 from om_processors.fleet import snapshot_cleanup
 from om_processors.namespace import ids, snapshots
+from om_processors.namespace import tables as om_tables
 from om_processors.namespace.context import RowTransaction
 from replicated_db.core.applying.replica import Replica
 from schemas.records.rows import ACTIVE, KeyInfo, SnapshotInfo
@@ -60,6 +61,7 @@ def test_a_cluster_that_is_busy_with_snapshots():
         "CreateSnapshot: OK", "DeleteSnapshot: OK", "RenameSnapshot: OK", "PurgeSnapshots: OK", "checkpoint compared",
         "versions kept for snapshots", "crash", "power failure", "crash in a write", "PurgeSnapshots: late",
         "CommitReserved: OK", "ReleaseBlocks: OK", "reservations compared",
+        "retirements compared",
     ):  # fmt: skip
         assert seen[what], what
 
@@ -110,9 +112,20 @@ def checkpoints_go_before_the_purge(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def a_deleted_row_keeps_the_times_of_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(om_tables, "retired", lambda info, now_ms: info)
+
+
+def a_row_is_stamped_with_another_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    retired = om_tables.retired
+    monkeypatch.setattr(om_tables, "retired", lambda info, now_ms: retired(info, now_ms - 1))
+
+
 PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (nothing_is_needed, "snapshots lose what they named"),
     (only_what_was_opened_late_is_needed, "deletedTable holds"),
+    (a_deleted_row_keeps_the_times_of_its_key, "deletedTable holds"),
+    (a_row_is_stamped_with_another_time, "deletedTable holds"),
     (a_checkpoint_is_taken_after_its_batch, "than the log gives below index"),
     (a_row_names_another_index, "names snapshot-"),
     (checkpoints_go_before_the_purge, " lacks snapshot-"),

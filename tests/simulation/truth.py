@@ -98,7 +98,8 @@ def _gist(cf: str, row: Any) -> Any:
         return row.snapshot, row.state, row.index, row.referenced_bytes, row.referenced_keys, row.properties
     if isinstance(row, KeyInfo):
         size = row.size, len(row.blocks)
-        return {"deletedTable": size[1], "openKeyTable": size}.get(cf, row.size)
+        left = size[1], None if row.creation_time_ms else row.modification_time_ms
+        return {"deletedTable": left, "openKeyTable": size}.get(cf, row.size)
     return row.state
 
 
@@ -387,7 +388,7 @@ class Truth:
             raise Violation(f"inlineTable holds {inline}, and should hold {self.model.inline_rows()}")
         self.seen["inline rows compared"] += len(inline)
         made: dict[str, Any] = {
-            "keyTable": {}, "deletedTable": self.model.deleted, "pipelineTable": {},
+            "keyTable": {}, "deletedTable": self.model.deleted_rows(), "pipelineTable": {},
             "snapshotTable": {
                 key: (one.name, DELETED if one.deleted_ms else ACTIVE, one.index, one.size, len(one.keys), one.properties)
                 for key, one in self.model.snapshot_rows().items()
@@ -395,6 +396,7 @@ class Truth:
             "datanodeTable": {name.encode(): state for name, state in self.model.datanodes.items()},
         }  # fmt: skip
         made["openKeyTable"] = {key: (one.size, one.blocks) for key, one in self.model.open_rows().items()}
+        self.seen["retirements compared"] += sum(one.at_ms is not None for one in self.model.retired.values())
         self.seen["reservations compared"] += sum(not one.name for one in self.model.sessions.values())
         for volume, its in self.model.volumes.items():
             for bucket, here in its.buckets.items():

@@ -8,7 +8,8 @@ keyTable and ends the session. Where Ozone leaves a choice or a gap:
   deletedTable).
 - deletedTable gets the blocks to reclaim: those of deleted and replaced keys and, under an id of their own with size 0,
   those that were allocated and not committed. Keys without blocks vanish, as in Ozone, and the bytes of inline keys
-  (``put_key``) with them.
+  (``put_key``) with them. A row says when it was put there (``tables.retired``): committed blocks have a grace, by
+  which open readers go on (``om_processors/fleet/core/deletion_grace.py``).
 - A session belongs to the bucket in which it was opened. Object ids ascend, so a session that is older than the bucket
   of its name was opened in a deleted bucket: KEY_NOT_FOUND. (Ozone would commit it into the new bucket.)
 - Committed blocks that were not allocated to the session are refused (Ozone drops them with a warning). Where there are
@@ -43,7 +44,7 @@ from om_processors.namespace.names import (
 )
 from om_processors.namespace.prefixes import acls_of_new_key
 from schemas.column_families import KEY_TABLE, OPEN_KEY_TABLE
-from schemas.features import SESSION_QUOTA
+from schemas.features import DELETION_GRACE, SESSION_QUOTA
 from schemas.records.messages import (
     AllocateBlock,
     AllocatedBlock,
@@ -264,7 +265,8 @@ def retire(tx: RowTransaction, info: KeyInfo, prepared: RequestPreparation) -> N
     if info.blocks:
         # Without the metadata, which nobody needs any more: it would make a commit twice as large as its CreateKey.
         metadata = info.metadata if tx.feature_level < SESSION_QUOTA else {}
-        tables.put_deleted(tx, replace(info, update_id=prepared.index, metadata=metadata, acls=[]))
+        left = replace(info, update_id=prepared.index, metadata=metadata, acls=[])
+        tables.put_deleted(tx, left if tx.feature_level < DELETION_GRACE else tables.retired(left, prepared.now_ms))
 
 
 # ---- DeleteKey

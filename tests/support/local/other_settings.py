@@ -72,6 +72,7 @@ ANOTHER = {
     "inline_bytes": "4096",
     "datanode_timeout_ms": "1000",
     "open_key_expire_threshold_ms": "1000",
+    "deleted_block_grace_ms": "1000",
     "commit_way": "3",
     "flush_bytes": "65536",
     "client_buffer_bytes": "65537",

@@ -150,6 +150,7 @@ class TestStack:
                     for n in range(1, datanodes + 1)
                 ),
                 datanode_reserve_bytes=0,
+                deleted_block_grace_ms=0,  # what is deleted goes at once, unless a test is about the grace
                 data_dir=folder,
                 session_timeout_ms=SESSION_TIMEOUT_MS,
             ),

@@ -116,7 +116,10 @@ class ModelledWorld:
         buckets = sum(len(volume.buckets) for volume in self.model.volumes.values())
         assert len(rows[USAGE_TABLE]) == 2 * (len(self.model.volumes) + buckets)
         assert all(decode_int64(value) >= 0 for value in rows[USAGE_TABLE].values())
-        assert {key: len(decode(value).blocks) for key, value in rows[DELETED_TABLE].items()} == self.model.deleted
+        assert {
+            key: (len(row.blocks), None if row.creation_time_ms else row.modification_time_ms)
+            for key, row in ((key, decode(value)) for key, value in rows[DELETED_TABLE].items())
+        } == self.model.deleted_rows()
         reclaimed = [block for value in rows[DELETED_TABLE].values() for block in decode(value).blocks]
         assert len({block.local_id for block in reclaimed}) == len(reclaimed)
 

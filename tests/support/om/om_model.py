@@ -80,6 +80,8 @@ class Retired:
     at: int
     committed: bool
     """Whether it was a key that could be read: not an expired session, nor blocks that a commit has left over."""
+    at_ms: int | None
+    """When it was put there, if the row says so."""
 
 
 @dataclass
@@ -131,10 +133,11 @@ class Model:
         """Rows of deletedTable, by their key: how many blocks each leaves to be deleted."""
         self.retired: dict[bytes, Retired] = {}
         """The same rows: what they were."""
-        self.level = 10
+        self.level = 12
         """What the shard may do: pipelines and datanodes from level 3 on, open keys expire from level 4 on, a quota bounds what is allocated from
         level 5 on, pipelines are opened again from level 6 on, buckets have snapshots from level 7 on, keys are inline from level 8
-        on, blocks are reserved from level 10 on."""
+        on, blocks are reserved from level 10 on, and rows of deletedTable say when they were put there from level 12 on."""
+        self.now_ms = 0
         self.pipelines: dict[int, tuple[list[str], str, int]] = {}
         self.datanodes: dict[str, str] = {}
 
@@ -143,6 +146,7 @@ class Model:
         if hasattr(body, "bucket"):
             refuse_unless(legal(body.bucket), "INVALID_BUCKET_NAME")
         step = getattr(self, type(body).__name__)
+        self.now_ms = now_ms
         return step(body, caller, index, now_ms) or 0
 
     # ---- parents
@@ -175,7 +179,11 @@ class Model:
         if blocks:
             row = f"/{bucket[0]}/{bucket[1]}/{key}/{born << 8}".encode()
             self.deleted[row] = blocks
-            self.retired[row] = Retired(bucket, born, index, committed)
+            self.retired[row] = Retired(bucket, born, index, committed, self.now_ms if self.level >= 12 else None)
+
+    def deleted_rows(self) -> dict[bytes, tuple[int, int | None]]:
+        """Return the blocks of each row of deletedTable, and when it was put there."""
+        return {row: (blocks, self.retired[row].at_ms) for row, blocks in self.deleted.items()}
 
     # ---- snapshots
 

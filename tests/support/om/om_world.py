@@ -5,6 +5,7 @@ from __future__ import annotations
 from om_processors.errors import OMError
 from om_processors.execution.execute import execute
 from om_processors.namespace.context import ALLOW_ALL, Authorizer, Contexts, PreExecuteContext, Result
+from schemas.features import LATEST
 from schemas.records.identity import ProvenCaller
 from schemas.records.messages import AllocatedBlock, CreateBucket, CreateVolume, KeySession, Request, RequestBody
 from tests.support.om.dict_transaction import DictTables, DictTransaction, Write
@@ -27,6 +28,8 @@ class World:
         self.shard, self.shards, self.authorizer = shard, shards, authorizer
         self.index = 0
         self.now_ms = 1_000
+        self.level = LATEST
+        """The shard's feature level."""
         self.writes: list[Write] = []
         self.standing: ProvenCaller | None = None
         """What the leader knows of whoever calls next; None: requests are not signed."""
@@ -36,7 +39,9 @@ class World:
         return contexts.at(self.now_ms, self.index)
 
     def begin(self) -> DictTransaction:
-        return DictTransaction(self.tables, self.index)
+        tx = DictTransaction(self.tables, self.index)
+        tx.feature_level = self.level
+        return tx
 
     def do(self, body: RequestBody, caller: str = "ann") -> Result:
         self.index += 1

@@ -56,7 +56,7 @@ def config_of(broker: MemoryBroker, folder: Path, **more: Any) -> NodeConfig:
     fields: dict[str, Any] = {
         "node": "om1", "cluster": "test", "address_host": "127.0.0.1", "address_port": free_ports(1)[0],
         "bootstrap_servers": broker.bootstrap_servers, "shards": SHARDS, "replicas": ("om1", "om2"), "data_dir": folder,
-        "pipelines": ("p1", "p2"), "datanodes": (), "datanode_timeout_ms": 10_000,
+        "pipelines": ("p1", "p2"), "datanodes": (), "datanode_timeout_ms": 10_000, "deleted_block_grace_ms": 5,
         "open_key_expire_threshold_ms": 60_000, "block_bytes": 65_536, "container_bytes": 1 << 20,
         "session_timeout_ms": 6_000, "max_queued_requests": 100, "leader_watchdog_ms": 5_000, "barrier_interval_ms": 1_000,
         "scrub_interval_ms": 0, "late_flush_interval_ms": 50, "secret": SECRET, "http_hosts": frozenset(),

@@ -15,7 +15,6 @@ from schemas.features import ACCESS_CONTROL, SMALL_OBJECTS
 from schemas.records import identity as i
 from schemas.records import messages as m
 from schemas.records.identity import ProvenCaller
-from tests.support.om.dict_transaction import DictTransaction
 from tests.support.om.om_world import World
 
 PLACE: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1"}
@@ -226,25 +225,14 @@ def test_reads_need_their_rights(world: Judged):
         access.require_on_bucket(view, vera, "vol1", "bucket9", LIST)
 
 
-def test_below_its_level_no_signed_request_is_executed(world: Judged, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(DictTransaction, "__init__", at_level(SMALL_OBJECTS))
+def test_below_its_level_no_signed_request_is_executed(world: Judged):
+    world.level = SMALL_OBJECTS
     world.standing = USER
     assert world.refusal(m.DeleteKey(**PLACE, key="k"), "vera").status == "NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION"
     assert world.by("vera", i.GetDelegationToken()) == "NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION"
     world.standing = None
     assert world.refusal(i.CreateUser(user="ann")).status == "NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION"
-    monkeypatch.undo()
     assert ACCESS_CONTROL > SMALL_OBJECTS
-
-
-def at_level(level: int) -> Any:
-    made = DictTransaction.__init__
-
-    def init(self: DictTransaction, *arguments: Any) -> None:
-        made(self, *arguments)
-        self.feature_level = level
-
-    return init
 
 
 # ---- users and delegation tokens

@@ -14,7 +14,7 @@ from om_processors.namespace import ids, quota, tables
 from replicated_db.core.tables.merge import encode_int64
 from schemas.codecs.codec import decode
 from schemas.column_families import DELETED_TABLE, KEY_TABLE, OPEN_KEY_TABLE, USAGE_TABLE
-from schemas.features import DATANODES
+from schemas.features import DATANODES, DELETION_GRACE
 from schemas.records.messages import (
     AllocateBlock,
     CommitKey,
@@ -248,6 +248,11 @@ def test_bad_commits():
     world.do(commit(opened, size=300, blocks=whole))
 
 
+def retired_now(world: World, info: KeyInfo) -> KeyInfo:
+    """Return the row of deletedTable of a key that the last request retired: it says when."""
+    return replace(info, update_id=world.index, creation_time_ms=0, modification_time_ms=world.now_ms)
+
+
 def test_commit_replaces_a_key():
     world = World().make()
     old = world.session(create("k", 250), caller="bob")
@@ -259,10 +264,22 @@ def test_commit_replaces_a_key():
     info = key_of(world, "k")
     assert (info.object_id, info.size, info.metadata) == (new.object_id, 40, {"v": "2"})
     assert (info.owner, info.creation_time_ms, info.modification_time_ms) == ("bob", created_at, world.now_ms)
-    assert rows(world, DELETED_TABLE) == {
-        f"/vol1/bucket1/k/{old.object_id}".encode(): replace(old_row, update_id=world.index)
-    }
+    assert rows(world, DELETED_TABLE) == {f"/vol1/bucket1/k/{old.object_id}".encode(): retired_now(world, old_row)}
     assert usage(world) == (40, 1)
+
+
+def test_before_finalize_a_row_of_deleted_table_is_what_older_software_writes():
+    world = World().make()
+    world.level = DELETION_GRACE - 1
+    put(world, "replaced", 50)
+    put(world, "deleted", 50)
+    written = [key_of(world, "deleted"), key_of(world, "replaced")]
+    world.now_ms += 1_000
+    world.do(DeleteKey(**PLACE, key="deleted"))
+    put(world, "replaced", 50)
+    left = list(rows(world, DELETED_TABLE).values())
+    assert left == [replace(was, update_id=now.update_id) for was, now in zip(written, left, strict=True)]
+    assert {tables.retired_ms(info) for info in left} == {None}
 
 
 def test_versions_of_a_name_do_not_meet_in_deleted_table():
@@ -403,9 +420,7 @@ def test_delete_keeps_the_blocks_to_reclaim():
     row = key_of(world, "k")
     world.do(DeleteKey(**PLACE, key="k"))
     assert not world.tables.tables[KEY_TABLE]
-    assert rows(world, DELETED_TABLE) == {
-        f"/vol1/bucket1/k/{opened.object_id}".encode(): replace(row, update_id=world.index)
-    }
+    assert rows(world, DELETED_TABLE) == {f"/vol1/bucket1/k/{opened.object_id}".encode(): retired_now(world, row)}
     assert usage(world) == (0, 0)
     assert world.refusal(DeleteKey(**PLACE, key="k")).status == "KEY_NOT_FOUND"
 
@@ -487,6 +502,7 @@ def test_an_expired_session_is_gone_and_its_blocks_are_left_to_be_reclaimed():
     left = tables.deleted_key("vol1", "bucket1", "a/b", opened.object_id)
     assert world.writes == [("delete", OPEN_KEY_TABLE, row), ("put", DELETED_TABLE, left)]
     info = rows(world, DELETED_TABLE)[left]
+    assert tables.retired_ms(info) == world.now_ms
     assert (info.blocks, info.size, info.metadata) == ([*opened.blocks, grown.block], 0, {})
     assert (info.object_id, info.update_id, info.key) == (opened.object_id, world.index, "a/b")
     assert usage(world) == before == (0, 0)

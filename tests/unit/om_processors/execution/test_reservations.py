@@ -241,7 +241,11 @@ def test_a_key_that_is_replaced_is_retired(world: World):
     second = rows(world, KEY_TABLE)[KEY]
     assert (second.owner, second.creation_time_ms) == ("bob", 1040), "as with CommitKey"
     assert (second.object_id, second.modification_time_ms, second.metadata) == (5 << 8, 1050, {})
-    assert rows(world, DELETED_TABLE) == {b"/vol1/bucket1/k/1024": replace(first, update_id=5, metadata={})}
+    assert rows(world, DELETED_TABLE) == {
+        b"/vol1/bucket1/k/1024": replace(
+            first, update_id=5, metadata={}, creation_time_ms=0, modification_time_ms=1050
+        )
+    }  # fmt: skip
     assert usage(world) == (60, 1)
 
 
@@ -511,7 +515,7 @@ def test_a_release_leaves_the_remaining_blocks_to_be_deleted(world: World):
         b"/vol1/bucket1//768",
         KeyInfo(
             **PLACE, key="", owner="bob", object_id=3 << 8, update_id=5, size=0, replication="",
-            blocks=[given.blocks[0], given.blocks[2]], metadata={}, creation_time_ms=1030, modification_time_ms=1030,
+            blocks=[given.blocks[0], given.blocks[2]], metadata={}, creation_time_ms=0, modification_time_ms=1050,
         ),
     )  # fmt: skip
     assert usage(world) == (40, 1), "keys stay"

@@ -23,7 +23,6 @@ from schemas.records.messages import (
     SetBucketProperty,
 )
 from schemas.records.rows import NEVER_WRITTEN, BlockLocation
-from tests.support.om.dict_transaction import DictTransaction
 from tests.support.om.om_world import BLOCK_SIZE_BYTES, PIPELINES, World
 
 PLACE: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1"}
@@ -32,10 +31,9 @@ PLACE: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1"}
 class OldWorld(World):
     """A shard that was not finalized."""
 
-    def begin(self) -> DictTransaction:
-        tx = super().begin()
-        tx.feature_level = OPEN_KEY_EXPIRY
-        return tx
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = OPEN_KEY_EXPIRY
 
 
 class DatanodeWorld(World):

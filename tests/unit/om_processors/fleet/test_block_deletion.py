@@ -12,11 +12,13 @@ import pytest
 from om_processors.execution.requests.blocks import SMALL_FILES_RUN
 from om_processors.fleet import block_deletion
 from om_processors.fleet.block_deletion import BlockDeletion
+from om_processors.fleet.core.deletion_grace import MARKS
 from om_processors.fleet.core.fleet import Fleet, Picture
 from om_processors.namespace import tables
 from replicated_db.core.ports import RowPage
 from replicated_db.core.tables.memory import ManualClock
-from schemas.column_families import DELETED_TABLE, SNAPSHOT_TABLE
+from schemas.column_families import DELETED_TABLE, OPEN_KEY_TABLE, SNAPSHOT_TABLE
+from schemas.features import DELETION_GRACE
 from schemas.records.datanode import BlocksDeleted, DeleteBlocks
 from schemas.records.messages import (
     CommitKey,
@@ -24,9 +26,12 @@ from schemas.records.messages import (
     CreateSnapshot,
     DeleteKey,
     DeleteSnapshot,
+    ExpireOpenKeys,
     PurgeBlocks,
     PurgeSnapshots,
+    ReleaseBlocks,
     RequestBody,
+    ReserveBlocks,
 )
 from tests.support.om.fleets import CLUSTER, TIMEOUT_MS, container, heartbeat, pipeline_row, report
 from tests.support.om.om_world import World
@@ -62,21 +67,41 @@ class Post:
 class Case:
     """A shard whose keys live on pipelines 0 to 2, as the test world's are named."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace_ms: int = 0) -> None:
         self.world = World().make()
         self.post = Post()
         self.clock = ManualClock(now_ms=1, elapsed=1)
-        replica: Any = SimpleNamespace(store=self.world.tables)
-        post: Any = self.post
-        self.deletion = BlockDeletion(0, replica, post, post, self.clock, lambda *_, **__: None)
+        self.grace_ms = grace_ms
+        self.deletion = self.led_anew()
         self.following = {0, 1, 2}
         self.copies: list[int] = []
         """Containers that dn3 holds, which is in no pipeline."""
 
-    def key(self, name: str, blocks: int = 3) -> None:
-        """Write a key and delete it."""
+    @property
+    def position(self) -> Any:
+        """The replica's."""
+        return SimpleNamespace(index=self.world.index)
+
+    @property
+    def store(self) -> Any:
+        """The replica's."""
+        return self.world.tables
+
+    def led_anew(self) -> BlockDeletion:
+        """Return the block deletion of the next leader, which remembers nothing."""
+        replica: Any = self
+        post: Any = self.post
+        note: Any = lambda *_, **__: None  # noqa: E731
+        return BlockDeletion(0, replica, post, post, self.clock, note, self.grace_ms, lambda: self.world.now_ms)
+
+    def written(self, name: str, blocks: int = 3) -> None:
+        """Write a key."""
         session = self.world.session(CreateKey(**PLACE, key=name, size=100 * blocks))
         self.world.do(CommitKey(**PLACE, key=name, session_id=session.session_id, size=100 * blocks))
+
+    def key(self, name: str, blocks: int = 3) -> None:
+        """Write a key and delete it."""
+        self.written(name, blocks)
         self.world.do(DeleteKey(**PLACE, key=name))
 
     def picture(self, listened_ms: int = TIMEOUT_MS) -> Picture:
@@ -409,3 +434,123 @@ def test_what_has_gone_meanwhile_is_forgotten():
     case.world.tables.tables[DELETED_TABLE].clear()
     case.turn()
     assert (case.deletion._deleted, case.deletion._answered, case.post.proposed) == ({}, {}, [])
+
+
+GRACE_MS = 60_000
+
+
+def later(case: Case, ms: int) -> list[bytes]:
+    """Let time pass, delete and purge what may be, and return the rows that are left."""
+    case.world.now_ms += ms
+    until_purged(case, 4)
+    return case.rows()
+
+
+def test_an_open_reader_goes_on_for_the_grace():
+    """Its blocks were deleted two seconds after its key was replaced or deleted, whatever it had still to read."""
+    case = Case(GRACE_MS)
+    case.key("deleted")
+    deleted_ms = case.world.now_ms
+    case.written("replaced")
+    case.written("replaced")
+    replaced_ms = case.world.now_ms
+    assert len(later(case, 0)) == 2
+    assert len(later(case, deleted_ms + GRACE_MS - 1 - case.world.now_ms)) == 2
+    assert case.post.proposed == []
+    (row,) = later(case, 1)
+    assert row.startswith(b"/vol1/bucket1/replaced/"), "each has its own time"
+    assert later(case, replaced_ms + GRACE_MS - case.world.now_ms) == []
+
+
+def test_the_time_since_deletion_counts_and_not_the_age_of_the_key():
+    case = Case(GRACE_MS)
+    case.written("old")
+    case.world.now_ms += 100 * GRACE_MS
+    case.world.do(DeleteKey(**PLACE, key="old"))
+    assert len(later(case, GRACE_MS - 1)) == 1
+    assert later(case, 1) == []
+
+
+def test_blocks_that_were_never_a_committed_keys_go_at_once():
+    case = Case(GRACE_MS)
+    opened = case.world.session(CreateKey(**PLACE, key="vanished", size=300))
+    case.world.do(ExpireOpenKeys(shard=0, modified_before_ms=case.world.now_ms + 1, rows=[opened_row(case)]))
+    used = case.world.session(CreateKey(**PLACE, key="shorter", size=300))
+    case.world.do(CommitKey(**PLACE, key="shorter", session_id=used.session_id, size=100, blocks=used.blocks[:1]))
+    reserved = case.world.session(ReserveBlocks(**PLACE, count=3))
+    case.world.do(ReleaseBlocks(**PLACE, session_id=reserved.session_id))
+    assert len(case.rows()) == 3
+    assert opened.blocks
+    assert later(case, 0) == []
+
+
+def opened_row(case: Case) -> bytes:
+    (row,) = case.world.tables.tables[OPEN_KEY_TABLE]
+    return row
+
+
+@pytest.mark.parametrize("changes", [0, 3])
+def test_a_change_of_leader_does_not_begin_a_stamped_grace_anew(changes: int):
+    case = Case(GRACE_MS)
+    case.key("a")
+    for _ in range(changes):
+        assert len(later(case, GRACE_MS // 4)) == 1
+        case.deletion = case.led_anew()
+    assert later(case, GRACE_MS - changes * (GRACE_MS // 4)) == []
+
+
+def test_rows_without_a_stamp_wait_for_a_grace_from_when_their_leader_first_sees_them():
+    """Such a row looks as old as its key: it must not be taken for one that has waited."""
+    case = Case(GRACE_MS)
+    case.world.level = DELETION_GRACE - 1
+    case.written("a")
+    case.world.now_ms += 100 * GRACE_MS
+    case.world.do(DeleteKey(**PLACE, key="a"))
+    assert len(later(case, 0)) == 1
+    assert len(later(case, GRACE_MS - 1)) == 1
+    case.deletion = case.led_anew()
+    assert len(later(case, GRACE_MS - 1)) == 1, "the next leader does not know for how long it has waited"
+    assert len(later(case, GRACE_MS - 1)) == 1
+    assert later(case, 1) == []
+
+
+def test_any_number_of_rows_without_a_stamp_go_and_nothing_is_remembered_of_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(block_deletion, "MAX_DONE", 5)
+    case = Case(GRACE_MS)
+    case.world.level = DELETION_GRACE - 1
+    for number in range(100):
+        case.key(f"k{number:03}", 1)
+    assert len(later(case, GRACE_MS // 2)) == 100
+    most = 0
+    for _ in range(40):
+        case.world.now_ms += GRACE_MS // 30
+        case.turn()
+        most = max(most, len(case.deletion._grace._marks))
+    until_purged(case, 40)
+    assert case.rows() == []
+    assert most <= MARKS + 1
+
+
+def test_rows_in_their_grace_do_not_hold_up_others_and_the_walk_rests(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(block_deletion, "MAX_ROWS", 2)
+    case = Case(GRACE_MS)
+    case.key("z", 1)
+    case.world.now_ms += GRACE_MS
+    for number in range(30):
+        case.key(f"k{number:02}", 1)
+    assert len(later(case, 0)) == 30
+    until_purged(case, 4)
+    case.deletion.turn(case.picture())
+    assert case.deletion._rest_until_ms > case.clock.elapsed, "a walk that found nothing rests"
+    case.world.now_ms += GRACE_MS
+    until_purged(case, 60)
+    assert case.rows() == []
+
+
+def test_a_grace_of_nothing_is_as_before():
+    case = Case(0)
+    case.world.level = DELETION_GRACE - 1
+    case.key("a")
+    case.world.level = DELETION_GRACE
+    case.key("b")
+    assert later(case, 0) == []

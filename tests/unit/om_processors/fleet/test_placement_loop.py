@@ -42,7 +42,7 @@ class Case:
         self.silent: set[str] = set()
         self.other: set[Any] = set()
         anything: Any = SimpleNamespace(
-            datanodes=["dn1"], send=self._send, under_way=frozenset(), give_up=lambda _: None
+            datanodes=["dn1"], send=self._send, under_way=frozenset(), give_up=lambda _: None, deleted_block_grace_ms=0
         )
         self.courier = anything
         self.loop = PlacementLoop(

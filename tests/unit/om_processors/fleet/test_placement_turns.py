@@ -43,8 +43,11 @@ class Case:
         self.busy = False
         self.creates = True
         """Whether pipelines may be proposed now."""
-        config: Any = SimpleNamespace(bootstrap_servers=servers, datanodes=names, container_bytes=CONTAINER_BYTES)
-        self.shard: Any = SimpleNamespace(leading=True, replica=SimpleNamespace(store=World().make().tables))
+        config: Any = SimpleNamespace(
+            bootstrap_servers=servers, datanodes=names, container_bytes=CONTAINER_BYTES, deleted_block_grace_ms=0
+        )
+        replica = SimpleNamespace(store=World().make().tables, position=SimpleNamespace(index=0))
+        self.shard: Any = SimpleNamespace(leading=True, replica=replica, log_time_ms=lambda: 0)
         shards: dict[int, Any] = {0: self.shard}
         self.loop = PlacementLoop(
             config, self._as_any(), shards, self._as_any(), self._as_any(), self.clock, self._note, lambda _: None

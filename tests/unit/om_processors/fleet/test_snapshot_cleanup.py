@@ -34,7 +34,7 @@ from schemas.records.messages import (
     RenameSnapshot,
     RequestBody,
 )
-from tests.support.om.late_world import LateNode, LateWorld
+from tests.support.om.late_world import START_MS, LateNode, LateWorld
 
 PLACE: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1"}
 
@@ -42,14 +42,18 @@ PLACE: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1"}
 class Case:
     """A shard with a leader, n1, and a follower, n2."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace_ms: int = 0) -> None:
         self.world = LateWorld()
         self.proposed: list[PurgeSnapshots] = []
         self.notes: list[str] = []
         self.do(CreateVolume(volume="vol1"))
         self.do(CreateBucket(**PLACE))
         proposer: Any = self
-        self.purge = SnapshotPurge(0, self.world.nodes["n1"].replica, proposer, self.note)
+        self.log_time_ms = START_MS
+        replica = self.world.nodes["n1"].replica
+        self.purge = SnapshotPurge(
+            0, replica, proposer, self.note, grace_ms, lambda: max(replica.position.timestamp_ms, self.log_time_ms)
+        )
         self.care = {name: SnapshotCheckpoints(node.replica, self.note) for name, node in self.world.nodes.items()}
 
     def note(self, text: str, *, shard: int) -> None:
@@ -271,9 +275,9 @@ def test_a_prepared_shard_takes_no_snapshot():
 
 def test_each_turn_purges_for_the_shards_that_the_node_leads_and_looks_at_all(monkeypatch: pytest.MonkeyPatch):
     replica: Any = SimpleNamespace(identity=SimpleNamespace(shard=0), store=None, families=OM_FAMILIES)
-    loops: Any = {shard: SimpleNamespace(leading=shard == 1, replica=replica) for shard in (0, 1)}
+    loops: Any = {shard: SimpleNamespace(leading=shard == 1, replica=replica, log_time_ms=int) for shard in (0, 1)}
     anything: Any = None
-    loop = SnapshotCleanupLoop(loops, anything, anything, pytest.fail)  # type: ignore[arg-type]
+    loop = SnapshotCleanupLoop(loops, anything, 0, anything, pytest.fail)  # type: ignore[arg-type]
     done: list[str] = []
     for shard, purge in loop._purges.items():
         monkeypatch.setattr(purge, "turn", lambda shard=shard: done.append(f"purge {shard}"))
@@ -283,6 +287,21 @@ def test_each_turn_purges_for_the_shards_that_the_node_leads_and_looks_at_all(mo
     monkeypatch.setattr(loop, "_stop", SimpleNamespace(wait=lambda _: next(ended)))
     loop.run()
     assert done == ["purge 1", "look", "look"]
+
+
+def test_a_deleted_snapshot_keeps_what_it_needs_for_those_who_still_read_it():
+    """It was purged within a second, and the blocks that its readers had open went."""
+    case = Case(grace_ms=60_000)
+    case.take("snap1")
+    case.do(DeleteSnapshot(**PLACE, snapshot="snap1"))
+    (row,) = [key for key, _ in case.node("n1").store.iterate(SNAPSHOT_TABLE, b"")]
+    deleted_ms = case.node("n1").replica.position.timestamp_ms
+    for case.log_time_ms in (deleted_ms, deleted_ms + 59_999):
+        case.purge.turn()
+        assert case.proposed == []
+    case.log_time_ms = deleted_ms + 60_000
+    case.purge.turn()
+    assert case.proposed == [PurgeSnapshots(shard=0, rows=[row])]
 
 
 def test_many_names_are_counted_and_a_few_are_shown():
