@@ -14,9 +14,9 @@ from benchmarks.user.steps import (
     EXECUTE,
     REST,
     TO_LEADER,
-    at_root,
     by_trace,
     followers_of,
+    mean_ms,
     steps_of,
     summary,
 )
@@ -92,10 +92,8 @@ def test_the_summary_has_medians_of_the_calls_whose_spans_have_come() -> None:
         summary(by_trace(spans, "CommitKey"))
 
 
-def test_the_root_of_exchanges_is_the_datanode_that_commits() -> None:
-    before = {name: {"exchanges": 10.0, "store": 1.0, "commit": 2.0} for name in ("dn1", "dn2")}
-    after = {
-        "dn1": {"exchanges": 20.0, "store": 1.5, "commit": 2.0}, "dn2": {"exchanges": 14.0, "store": 1.008, "commit": 2.002}
-    }  # fmt: skip
-    assert at_root(before, after) == {"store": 2.0, "commit": 0.5}
-    assert at_root(before, before) == {}
+def test_each_step_of_an_exchange_is_a_mean_over_those_that_had_it() -> None:
+    before = {"store": (1.0, 10.0), "commit": (2.0, 4.0), "watch": (0.0, 0.0)}
+    after = {"store": (1.01, 15.0), "commit": (2.002, 5.0), "watch": (0.0, 0.0)}
+    assert mean_ms(before, after) == {"store": 2.0, "commit": 2.0}
+    assert mean_ms(before, before) == {}
