@@ -27,6 +27,8 @@ from schemas.result_codes import INVALID_REQUEST, OVERLOADED
 MAX_UNANSWERED = 10_000
 """Requests and keys of lookups."""
 MAX_UNANSWERED_BYTES = 16 * 1024 * 1024
+REQUEST_BYTES = 256
+"""What a request that waits takes besides its own bytes: many small ones weigh as few large ones do."""
 MAX_UNSENT_BYTES = 32 * 1024 * 1024
 CROWDED_UNANSWERED_BYTES = 1024 * 1024
 """The same limit while all connections together hold much."""
@@ -183,7 +185,7 @@ class DoorConnection(asyncio.Protocol):
         if frame.shard >= self._host.shards:
             raise BadFrame(f"there is no shard {frame.shard}; there are 0..{self._host.shards - 1}")
         self._unanswered += len(requests)
-        self._unanswered_bytes += len(frame.payload)
+        self._unanswered_bytes += len(frame.payload) + len(requests) * REQUEST_BYTES
         self._host.submit(self, frame.shard, requests, key, seal)
 
     # -- frames out ------------------------------------------------------------------------------------------------

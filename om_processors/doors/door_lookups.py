@@ -20,6 +20,7 @@ from om_processors.namespace import tables
 from om_processors.namespace.access import Caller, require_on_bucket, require_on_key
 from om_processors.namespace.context import ReadView
 from om_processors.namespace.names import check_bucket_name, check_key_name, check_volume_name
+from om_processors.namespace.prefixes import BucketPrefixes
 from om_processors.serving.consistency import (
     LINEARIZABLE,
     READ_DEADLINE_S,
@@ -51,6 +52,8 @@ MAX_ROWS_BYTES = 4 * 1024 * 1024
 """Most bytes of rows, and of inline keys, in one answer: whoever asks for more is told to ask for fewer keys."""
 MAX_HELD_KEYS = 16
 """Most keys of a lookup during which nothing is applied; a lookup of more takes a snapshot."""
+FEW_SLASHES = 64
+"""Of a lookup's names, together: with more, all prefixes of the bucket are read once."""
 READ_FAMILIES = (VOLUME_TABLE, BUCKET_TABLE, KEY_TABLE, INLINE_TABLE, PREFIX_TABLE)
 MAX_TURNS = 2
 """Turns of a shard that may be under way: while one waits for its read index, the next may gather and ask."""
@@ -158,8 +161,9 @@ def found_rows(view: ReadView, read: DoorRead, shard: int, index: int, reader: C
         if reader is not None:
             if read.limit:
                 require_on_bucket(view, reader, read.volume, read.bucket, LIST)
+            known = _prefixes_of(view, read)
             for key in read.keys:
-                require_on_key(view, reader, read.volume, read.bucket, key, READ)
+                require_on_key(view, reader, read.volume, read.bucket, key, READ, known=known)
     except OMError as error:
         return refused(error.status, error.message)
     if read.limit:
@@ -177,6 +181,12 @@ def found_rows(view: ReadView, read: DoorRead, shard: int, index: int, reader: C
         if size > MAX_ROWS_BYTES and len(rows) > 1:
             return refused(INVALID_REQUEST, f"the rows of {len(read.keys)} keys have over {MAX_ROWS_BYTES} bytes")
     return DoorRows(status=OK, message="", shard=shard, index=index, rows=rows, data=data)
+
+
+def _prefixes_of(view: ReadView, read: DoorRead) -> BucketPrefixes | None:
+    """Return all prefixes of a bucket if the names that are looked up have many slashes; None: few are looked for."""
+    slashes = sum(key.count("/") for key in read.keys)
+    return BucketPrefixes(view, read.volume, read.bucket) if slashes > FEW_SLASHES else None
 
 
 def _listed(view: ReadView, read: DoorRead, shard: int, index: int, reader: Caller | None) -> DoorRows:

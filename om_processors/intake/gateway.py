@@ -25,7 +25,7 @@ from schemas.codecs.codec import Undecodable, UnknownSchema, decode_as
 from schemas.privilege import PRIVILEGED, ClusterSecret, is_privileged
 from schemas.records.identity import ProvenCaller
 from schemas.records.log import RequestPosition
-from schemas.records.messages import BATCH_BEGINNERS, SHARD_COMMANDS, Rejected, Request
+from schemas.records.messages import BATCH_BEGINNERS, SHARD_COMMANDS, CreateSnapshot, Rejected, Request
 from schemas.records.record import record
 from schemas.topics import MAX_REQUEST_BYTES
 
@@ -145,6 +145,7 @@ class Gateway:
             else (received.reply_topic, request.reply_partition),
             position=received.position,
             begins_batch=kind in _BATCH_BEGINNERS,
+            judged_first=kind is CreateSnapshot,
             when_prepared=kind in _SHARD_COMMANDS,
             answered_below=request.answered_below,
             standing=standing,

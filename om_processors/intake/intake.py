@@ -33,6 +33,13 @@ from schemas.records.messages import CreateSnapshot, Rejected
 from schemas.result_codes import OVERLOADED, with_retry_after
 from schemas.topics import OM_REQUESTS
 
+MAX_JUDGED = 2_000
+"""Most requests that are judged in one turn of the leader's loop; to refuse so many takes about as long as a batch."""
+MAX_JUDGED_BYTES = 8 * 1024 * 1024
+"""The same, in bytes of requests: each is decoded and hashed."""
+MAX_TOLD_AT_END = 20_000
+"""Direct calls that are told when a claim ends, in turns of all connections; connections with more are ended."""
+
 if TYPE_CHECKING:
     from replicated_db.shell.tracing.leader_spans import LeaderSpans
 
@@ -99,6 +106,9 @@ class RequestIntake:
     def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
         """Return up to ``limit`` proposals; the intake sends refusals and rejections itself.
 
+        It judges a bounded number of requests, refused ones among them, and the others with the next call: the leader's
+        thread turns meanwhile. So there may be fewer proposals than wait, or none.
+
         Raises what ended the thread that reads: LogUnavailable.
         """
         lanes = self._lanes
@@ -107,8 +117,10 @@ class RequestIntake:
             return ()
         now_ms = self._clock.wall_ms()
         proposals: list[Proposal] = []
-        while lanes and len(proposals) < limit:
+        judged, left_bytes = 0, MAX_JUDGED_BYTES
+        while lanes and len(proposals) < limit and judged < MAX_JUDGED and left_bytes > 0:
             received = lanes.take()
+            judged, left_bytes = judged + 1, left_bytes - len(received.value)
             admitted = self._admit(received, now_ms)
             if isinstance(admitted, Proposal) and self._is_early(admitted):
                 self._outbox.reply([self._later(admitted)])
@@ -181,9 +193,12 @@ class RequestIntake:
         what = f"{queued} requests wait for the leader of shard {self._shard}, more than {self._backlog.max_queued}"
         message = with_retry_after(what, self._backlog.retry_after_ms(queued))
         replies: list[Reply] = []
-        while self._lanes and number > 0:
+        left_bytes = MAX_JUDGED_BYTES
+        while self._lanes and number > 0 and left_bytes > 0:
             number -= 1
-            admitted = self._admit(self._lanes.take_surplus(), now_ms)
+            received = self._lanes.take_surplus()
+            left_bytes -= len(received.value)
+            admitted = self._admit(received, now_ms)
             if isinstance(admitted, Proposal):
                 response = refusal_response(admitted.body, self._shard, OVERLOADED, message)
                 replies.append(Reply(proposal=admitted, response=response))
@@ -215,6 +230,11 @@ class RequestIntake:
                     self._lanes.extend(arrived)
         now_ms = self._clock.wall_ms()
         self._lanes.keep_direct()
+        left = MAX_TOLD_AT_END
         while self._lanes:
-            self._admit(self._lanes.take(), now_ms)
+            received = self._lanes.take()
+            if left := max(0, left - 1):
+                self._admit(received, now_ms)
+            elif received.way is not None:  # its client sends them again, over another connection
+                received.way.reject(message)
         self._direct.end(message)

@@ -132,12 +132,13 @@ def require_ownership(view: ReadView, caller: Caller, volume: str, bucket: str) 
 
 
 def require_on_key(
-    view: ReadView, caller: Caller, volume: str, bucket: str, key: str, right: int, rows: ReadView | None = None
-) -> None:
+    view: ReadView, caller: Caller, volume: str, bucket: str, key: str, right: int, rows: ReadView | None = None,
+    known: prefixes.BucketPrefixes | None = None,
+) -> None:  # fmt: skip
     """Raise OMError unless the caller has a right on a key that exists; for CREATE, on one that does not.
 
     ``rows`` has the rows of keys and prefixes if they are not in ``view``: those of a snapshot. What a missing key is
-    asked for is judged as if it had no list.
+    asked for is judged as if it had no list. ``known``: the bucket's prefixes, if they have been read.
     """
     info = tables.require_bucket(view, volume, bucket)
     if _owns(view, caller, info):
@@ -148,7 +149,7 @@ def require_on_key(
         raise _lacking(caller, needed, f"bucket /{volume}/{bucket}")
     # A snapshot has the prefixes of its own time, which its own row of the bucket counts.
     of = info if rows is None else tables.require_bucket(rows, volume, bucket)
-    nearest = next(iter(prefixes.prefixes_of(there, of, key)), None)
+    nearest = next(iter(prefixes.prefixes_of(there, of, key)), None) if known is None else known.nearest(key)
     if nearest is not None and not allows(nearest.acls, caller.user, caller.groups, needed):
         raise _lacking(caller, needed, f"prefix /{volume}/{bucket}/{shown(nearest.prefix)}")
     if right == CREATE:
@@ -210,9 +211,21 @@ def _create_bucket(view: ReadView, caller: Caller, body: CreateBucket) -> None:
         raise _denied(caller, f"a bucket of another owner is for the owner of volume /{body.volume}")
 
 
-def _change(body: SetVolumeProperty | SetBucketProperty) -> int:
-    quotas = body.quota_in_bytes is not None or body.quota_in_namespace is not None
-    return (WRITE if quotas else 0) | (0 if body.owner is None else WRITE_ACL)
+def _changes_quotas(body: SetVolumeProperty | SetBucketProperty) -> bool:
+    return body.quota_in_bytes is not None or body.quota_in_namespace is not None
+
+
+def _set_volume(view: ReadView, caller: Caller, body: SetVolumeProperty) -> None:
+    right = (WRITE if _changes_quotas(body) else 0) | (0 if body.owner is None else WRITE_ACL)
+    require_on_volume(view, caller, body.volume, right)
+
+
+def _set_bucket(view: ReadView, caller: Caller, body: SetBucketProperty) -> None:
+    """As in Ozone: whoever may write keys is held by the quotas, and does not lift them."""
+    if _changes_quotas(body):
+        require_ownership(view, caller, body.volume, body.bucket)
+    else:
+        require_on_bucket(view, caller, body.volume, body.bucket, 0 if body.owner is None else WRITE_ACL)
 
 
 def _write_key(view: ReadView, caller: Caller, body: CreateKey | PutKey | CommitKey | CommitReserved) -> None:
@@ -258,12 +271,10 @@ def _rename(view: ReadView, caller: Caller, body: RenameKey) -> None:
 Rule = Callable[[ReadView, Caller, Any], None]
 
 RULES: Mapping[type, Rule] = {
-    SetVolumeProperty: lambda view, caller, body: require_on_volume(view, caller, body.volume, _change(body)),
+    SetVolumeProperty: _set_volume,
     DeleteVolume: lambda view, caller, body: require_on_volume(view, caller, body.volume, DELETE),
     CreateBucket: _create_bucket,
-    SetBucketProperty: lambda view, caller, body: require_on_bucket(
-        view, caller, body.volume, body.bucket, _change(body)
-    ),
+    SetBucketProperty: _set_bucket,
     DeleteBucket: lambda view, caller, body: require_on_bucket(view, caller, body.volume, body.bucket, DELETE),
     CreateKey: _write_key,
     PutKey: _write_key,

@@ -7,7 +7,7 @@ request looks for one.
 from __future__ import annotations
 
 from om_processors.namespace.context import ReadView, RowTransaction
-from om_processors.namespace.tables import key_key
+from om_processors.namespace.tables import bucket_prefix, key_key, prefix_stop
 from schemas.access.acl import DEFAULT, inherited
 from schemas.codecs.codec import decode_as, encode
 from schemas.column_families import PREFIX_TABLE
@@ -45,6 +45,24 @@ def prefixes_of(view: ReadView, bucket: BucketInfo, key: str) -> list[PrefixInfo
             found.append(info)
         end = head.rfind(b"/", 0, end)
     return found
+
+
+class BucketPrefixes:
+    """The prefixes of one bucket that have a list, read once: names of many slashes then cost many keys little.
+
+    One row is looked for at each slash of a name otherwise, and a name may have MAX_PREFIX_BYTES of them.
+    """
+
+    def __init__(self, view: ReadView, volume: str, bucket: str) -> None:
+        base = bucket_prefix(volume, bucket)
+        self._rows = {row[len(base) :]: value for row, value in view.iterate(PREFIX_TABLE, base, prefix_stop(base))}
+        self._lengths = sorted({len(name) for name in self._rows}, reverse=True)
+
+    def nearest(self, key: str) -> PrefixInfo | None:
+        """Return the row of the longest prefix that a key's name begins with, as ``prefixes_of`` finds it; or None."""
+        head = key.encode()[:MAX_PREFIX_BYTES]
+        found = next((name for length in self._lengths if (name := head[:length]) in self._rows), None)
+        return None if found is None else decode_as(PrefixInfo, self._rows[found])
 
 
 def acls_of_new_key(view: ReadView, bucket: BucketInfo, key: str) -> list[Acl]:

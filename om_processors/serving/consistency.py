@@ -16,10 +16,12 @@ import aiohttp
 
 from om_processors.config import NodeConfig
 from om_processors.errors import OMError
+from om_processors.namespace.names import shown
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import AheadOfLog
 from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.read_index import NotLeading
+from schemas.codecs.decimals import decimal_of
 from schemas.privilege import AUTHORIZATION
 from schemas.result_codes import INVALID_REQUEST
 from schemas.security.certificates import AN_OM
@@ -44,10 +46,11 @@ def parse_session(text: str) -> dict[int, int]:
     """Parse ``shard:index[,shard:index]``; raises OMError INVALID_REQUEST, naming the fault."""
     positions: dict[int, int] = {}
     for part in filter(None, text.split(",")):
-        shard, colon, index = part.partition(":")
-        if not (colon and shard.isdecimal() and index.isdecimal()):
-            raise OMError(INVALID_REQUEST, f"session {part!r} is not shard:index")
-        positions[int(shard)] = max(int(index), positions.get(int(shard), 0))
+        shard, _, index = part.partition(":")
+        number, least = decimal_of(shard), decimal_of(index)
+        if number is None or least is None:
+            raise OMError(INVALID_REQUEST, f"session {shown(part)} is not shard:index")
+        positions[number] = max(least, positions.get(number, 0))
     return positions
 
 

@@ -23,10 +23,12 @@ from om_processors.fleet.core.fleet import Datanode, Picture
 from om_processors.fleet.heartbeats import FleetView
 from om_processors.identity.token_issuer import BlockTokenIssuer
 from om_processors.namespace import tables
+from om_processors.namespace.names import shown
 from om_processors.serving.consistency import LINEARIZABLE, SESSION, STALE, Consistency, parse_session
 from om_processors.serving.http_api import Answer, answered
 from om_processors.serving.views import Json
 from replicated_db.core.applying.replica import Replica
+from schemas.codecs.decimals import decimal_of
 from schemas.records.datanode import Member, PipelineRow
 from schemas.result_codes import INVALID_REQUEST
 from schemas.sharding import SYSTEM_SHARD
@@ -98,9 +100,9 @@ class FleetApi:
 
     async def container(self, query: Any, container: str) -> Answer:  # noqa: ARG002 - every page takes the query
         """Return the datanodes that hold a container, as their heartbeats say."""
-        if not container.isdecimal() or int(container) > MAX_CONTAINER_ID:
-            raise OMError(INVALID_REQUEST, f"container {container!r} is not a number in 0..{MAX_CONTAINER_ID}")
-        number = int(container)
+        number = decimal_of(container, MAX_CONTAINER_ID)
+        if number is None:
+            raise OMError(INVALID_REQUEST, f"container {shown(container)} is not a number in 0..{MAX_CONTAINER_ID}")
         picture = None if self._fleet is None else self._fleet.picture
         found = None if picture is None else picture.containers.get(number)
         if picture is None or found is None:

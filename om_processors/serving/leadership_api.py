@@ -16,9 +16,11 @@ from faust.web import View
 
 from om_processors.errors import OMError
 from om_processors.leading.leadership import Leadership
+from om_processors.namespace.names import shown
 from om_processors.serving.http_api import Answer, answered
 from om_processors.serving.views import Json
 from replicated_db.core.applying.replica import Replica
+from schemas.codecs.decimals import decimal_of
 from schemas.result_codes import INVALID_REQUEST
 
 
@@ -57,9 +59,10 @@ class LeadershipApi:
                 return view.json(body, status=status)
 
     async def _handle(self, call: Callable[..., Json], parameters: tuple[str, ...], query: Any, shard: str) -> Answer:
-        if not shard.isdecimal() or int(shard) not in self._replicas:
-            raise OMError(INVALID_REQUEST, f"there is no shard {shard!r}; there are 0..{len(self._replicas) - 1}")
+        number = decimal_of(shard)
+        if number is None or number not in self._replicas:
+            raise OMError(INVALID_REQUEST, f"there is no shard {shown(shard)}; there are 0..{len(self._replicas) - 1}")
         for name in parameters:
             if not query.get(name):
                 raise OMError(INVALID_REQUEST, f"the parameter {name!r} is missing")
-        return 200, await asyncio.to_thread(partial(call, int(shard), *(query[name] for name in parameters)))
+        return 200, await asyncio.to_thread(partial(call, number, *(query[name] for name in parameters)))

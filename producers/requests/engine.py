@@ -59,6 +59,7 @@ from producers.requests.transport import Transport
 from producers.waiting import SlowWait
 from schemas.access.credentials import Credentials, client_prefix
 from schemas.codecs import codec
+from schemas.codecs.decimals import decimal_of
 from schemas.codecs.envelopes import responses_in
 from schemas.kafka.connection import Brokers, KafkaConnection, connection
 from schemas.privilege import ClusterSecret
@@ -199,7 +200,7 @@ def _door(address: str) -> str:
     """Return a node's ``host:port``; a URL with http:// is taken, too."""
     place = address.removeprefix("http://").removeprefix("https://").rstrip("/")
     host, _, port = place.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+    if not host or not decimal_of(port, 65_535):
         raise InvalidArgument("nodes", f"must hold addresses of nodes, as in 127.0.0.1:9871, not {address!r}")
     return place
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from schemas.codecs.decimals import decimal_of
 from schemas.security.sealed import CannotOpen, is_sealed, next_file, password_that_opens
 
 PLAINTEXT = "PLAINTEXT"
@@ -61,7 +62,7 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
 
 
 def _milliseconds(value: str) -> str:
-    if not value.isascii() or not value.isdecimal() or not 1 <= int(value) <= 86_400_000:
+    if not decimal_of(value, 86_400_000):
         raise ValueError(f"must be milliseconds, 1 to 86400000, not {value!r}")
     return value
 

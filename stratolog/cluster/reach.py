@@ -54,7 +54,7 @@ def _listens(address: str) -> bool:
     try:
         with socket.create_connection((host.strip("[]"), int(port)), PROBE_TIMEOUT_S):
             return True
-    except (OSError, UnicodeError):
+    except (OSError, ValueError, OverflowError):  # no address
         return False
 
 

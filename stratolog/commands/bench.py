@@ -15,6 +15,7 @@ import typer
 from producers.bulk.load import LoadResult, LoadSpec, run_load
 from producers.client import Client
 from producers.requests.keys import ensure_places
+from schemas.codecs.decimals import decimal_of
 from schemas.records.log import LEADER_MODE, REQUEST_MODES
 from schemas.sharding import shard_of
 from stratolog.cluster.connection import client_of
@@ -153,9 +154,10 @@ def _row(mode: str | None, result: LoadResult) -> tuple[str | None, ...]:
 
 def _levels(text: str) -> list[int]:
     """Read numbers with commas between them."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 1 <= int(part) <= MAX_IN_FLIGHT for part in parts):
+    found = [decimal_of(part.strip(), MAX_IN_FLIGHT) for part in text.split(",")]
+    levels = [number for number in found if number]
+    if len(levels) < len(found):
         raise UsageError(
             f"--in-flight {text!r} is not a list of numbers in 1..{MAX_IN_FLIGHT}, as in {DEFAULT_IN_FLIGHT}"
         )
-    return [int(part) for part in parts]
+    return levels

@@ -106,7 +106,7 @@ def _from_file(path: Path | None) -> dict[str, Any]:
         content = tomllib.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"settings file {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # tomllib's own, of UTF-8, and of a number with thousands of digits
         raise UsageError(f"settings file {path} is not TOML: {error}") from error
     return read_settings(content, str(path))
 

@@ -6,6 +6,7 @@ import errno
 import socket
 import ssl
 
+from schemas.codecs.decimals import decimal_of
 from schemas.security.tls_socket import TlsSocket
 from transport.datanodes.core.failures import ConnectionFault
 from transport.waiting.deadline import Deadline
@@ -34,9 +35,10 @@ def split_address(address: str) -> tuple[str, int]:
     (('::1', 99), ('dn1.example', 99))
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    number = decimal_of(port, 65535)
+    if not host or not number:
         raise NoConnection(ConnectionFault.NO_ADDRESS, NO_ADDRESS)
-    return host.strip("[]"), int(port)
+    return host.strip("[]"), number
 
 
 def dial(address: str, deadline: Deadline, tls: ssl.SSLContext | None = None) -> Connected:

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from aiohttp import web
 
 from schemas.security.tls import LiveContext
-from transport.web.bounded_server import HANDSHAKE_S, BoundedServer, most_connections
+from transport.web.bounded_server import HANDSHAKE_S, LAST_WORDS_S, BoundedServer, most_connections
 from transport.web.listening import BACKLOG
 
 LINE_BYTES = 8190
@@ -63,8 +63,9 @@ class HttpServer:
             patience_s = None if self._tls is None else HANDSHAKE_S
             for one in listening:
                 served = asyncio.get_running_loop().create_server(
-                    self.bounded, sock=one, ssl=self._tls, backlog=BACKLOG, ssl_handshake_timeout=patience_s
-                )
+                    self.bounded, sock=one, ssl=self._tls, backlog=BACKLOG, ssl_handshake_timeout=patience_s,
+                    ssl_shutdown_timeout=None if self._tls is None else LAST_WORDS_S,
+                )  # fmt: skip
                 self._listeners.append(await served)
         except BaseException:
             await self.close()

@@ -57,6 +57,7 @@ class Proposal:
 
     ``body`` and ``reply_to`` are the service's own; ``position`` says where the request stands in its topic. A request
     with ``begins_batch`` (it takes a checkpoint, or restarts the log's sums) may only be the first of its batch. One
+    with ``judged_first`` waits for that place only if it is not refused as the rows are. One
     with ``when_prepared`` is taken while the shard is prepared and takes no others. The client has the answers of its
     calls below ``answered_below`` and will not repeat them.
     """
@@ -70,6 +71,7 @@ class Proposal:
     reply_to: Any
     position: RequestPosition | None = None
     begins_batch: bool = False
+    judged_first: bool = False
     when_prepared: bool = False
     answered_below: int = 0
     standing: Any = None

@@ -199,7 +199,8 @@ class Leader:
         Returns None if the proposal is in, or waits for another one's answer. Returns a Reply if that may leave at
         once. Returns a Wait if the proposal has not been taken: do what the Wait says, then offer the proposal again.
         A proposal that begins a batch waits until everything before it has settled, because it may have to compare
-        what the rows have become. Raises StopProcess if the store fails, Deposed after a failed append.
+        what the rows have become, unless it will be refused (``judged_first``).
+        Raises StopProcess if the store fails, Deposed after a failed append.
         """
         state = self.state
         builder: BatchBuilder = self._operations
@@ -215,11 +216,8 @@ class Leader:
         else:
             return Wait.SEAL
         prepared = state.prepared
-        if proposal.begins_batch:
-            if index > self._index + 1:
-                return Wait.SEAL
-            if not self._records.settled:
-                return Wait.SETTLE
+        if proposal.begins_batch and (first := self._wait_to_begin(proposal, state, index, timestamp_ms)) is not None:
+            return first
         if proposal.when_prepared:
             prepared = None
         if (fault := proposal.fault()) is not None:
@@ -232,6 +230,21 @@ class Leader:
         if batch is None and builder.batch is not None:
             self.phase = builder.phase
         return reply
+
+    def _wait_to_begin(self, proposal: Proposal, state: ShardState, index: int, timestamp_ms: int) -> Wait | None:
+        """Say what a proposal must wait for that may only begin a batch.
+
+        None: it begins one now, or is refused as the rows are, which any batch can hold: nobody who is refused ends the
+        batches of others.
+        """
+        if index > self._index + 1:
+            wait = Wait.SEAL
+        elif not self._records.settled:
+            wait = Wait.SETTLE
+        else:
+            return None
+        refused = proposal.judged_first and self._operations.would_refuse(proposal, state, index, timestamp_ms)
+        return None if refused else wait
 
     def _refuse(self, proposal: Proposal, refusal: Refusal, message: str) -> Reply:
         return Reply(proposal=proposal, response=self._service.refuse(proposal, refusal, message, -1))

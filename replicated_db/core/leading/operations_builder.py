@@ -148,6 +148,15 @@ class OperationsBuilder:
             self._overlay.set(RETRY, key, proposal.request_hash + response)
         return None
 
+    def would_refuse(self, proposal: Proposal, state: ShardState, index: int, timestamp_ms: int) -> bool:
+        """Say whether a proposal changes nothing, as the rows are behind all that was executed. It is not taken."""
+        if self._replica.late.unwritten:
+            self._replica.flush()
+        if proposal.fault() is not None or judge_call(proposal, self.get, timestamp_ms) is not RUN:
+            return True
+        transaction = Transaction(self._families, self._overlay, index, state, self._own_slots)
+        return not run_call(self._service, proposal, transaction, timestamp_ms, self._limits, True).keep
+
     def repeat(self, proposal: Proposal, response: bytes) -> Reply | None:
         """Answer a repeated call: at once if its row is applied, else with its batch."""
         reply = Reply(proposal=proposal, response=response)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -33,6 +32,7 @@ from replicated_db.core.bootstrap.listing import (
 )
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.bootstrap.transfer_desk import NoSuchTransfer, TransferDesk, TransferRefused
+from schemas.codecs.decimals import decimal_of
 from schemas.result_codes import INVALID_REQUEST, OVERLOADED
 
 EXPIRE_INTERVAL_S = 30.0
@@ -43,7 +43,6 @@ MAKING_THREADS = 2
 """Checkpoints that are made and listed at once; others wait. A listing reads every file that has no digest yet."""
 
 READING_THREADS = 2
-NUMBER = re.compile(r"[0-9]{1,19}")
 
 Found = TypeVar("Found")
 
@@ -133,9 +132,10 @@ async def _on(threads: ThreadPoolExecutor, call: Callable[..., Found], *argument
 
 
 def _number(text: str) -> int:
-    if not NUMBER.fullmatch(text) or int(text) > MAX_NUMBER:
+    found = decimal_of(text, MAX_NUMBER)
+    if found is None:
         raise BadListing(f"{text[:40]!r} is not a number in 0..{MAX_NUMBER}")
-    return int(text)
+    return found
 
 
 async def _json(request: web.Request) -> Any:

@@ -24,6 +24,7 @@ from replicated_db.core.ports import LogUnavailable
 from replicated_db.core.trimming.trim_rule import TrimWish
 from replicated_db.shell.trimming.log_trimming import LogTrimming
 from replicated_db.shell.web.shard_pages import BadQuery, number
+from schemas.codecs.decimals import decimal_of
 from schemas.result_codes import INVALID_REQUEST, NOT_LEADER
 
 MAX_NUMBER = (1 << 63) - 1
@@ -64,8 +65,8 @@ class TrimPages:
 
     async def _handle(self, handler: Callable[[int, Query], Json], request: web.Request) -> web.Response:
         text = request.match_info["shard"]
-        shard = int(text) if text.isdecimal() and len(text) <= len(str(MAX_NUMBER)) else -1
-        if not self._trimming.has(shard):
+        shard = decimal_of(text)
+        if shard is None or not self._trimming.has(shard):
             return _refusal(400, INVALID_REQUEST, f"there is no shard {text[:MAX_SHOWN_CHARACTERS]!r} here")
         loop = asyncio.get_running_loop()
         try:

@@ -14,8 +14,11 @@ from replicated_db.core.applying.replica import Replica
 from replicated_db.core.ports import StoreView
 from replicated_db.core.tables.digests import row_hash_in
 from replicated_db.shell.web.scan_threads import MAX_SCANS, ScanThreads
+from schemas.codecs.decimals import decimal_of
 
 MAX_ROWS = 10_000
+MAX_SHOWN_CHARACTERS = 100
+"""Characters of an illegal parameter that are told."""
 Json = dict[str, Any]
 
 MAX_COUNTS = 256
@@ -104,18 +107,20 @@ class ShardPages:
 
 def replica_of(replicas: Mapping[int, Replica], shard: str) -> Replica:
     """Return the replica of a shard given as text; raises BadQuery."""
-    if not shard.isdecimal() or int(shard) not in replicas:
+    found = decimal_of(shard)
+    if found is None or found not in replicas:
         there = ", ".join(map(str, sorted(replicas))) or "none"
-        raise BadQuery(f"there is no shard {shard!r} here; there is: {there}")
-    return replicas[int(shard)]
+        raise BadQuery(f"there is no shard {shard[:MAX_SHOWN_CHARACTERS]!r} here; there is: {there}")
+    return replicas[found]
 
 
 def number(query: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
     """Return one number of the parameters; raises BadQuery."""
     text = query.get(name, str(default))
-    if not text.isdecimal() or not low <= int(text) <= high:
-        raise BadQuery(f"{name} {text!r} is not a number in {low}..{high}")
-    return int(text)
+    found = decimal_of(text, high)
+    if found is None or found < low:
+        raise BadQuery(f"{name} {text[:MAX_SHOWN_CHARACTERS]!r} is not a number in {low}..{high}")
+    return found
 
 
 def _family(replica: Replica, query: Mapping[str, str]) -> str:

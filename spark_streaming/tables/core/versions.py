@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from schemas.codecs.decimals import decimal_of
+
 Indexes = Mapping[int, int]
 """An index by shard."""
 
@@ -32,9 +34,10 @@ def parse_indexes(text: str) -> dict[int, int]:
     found: dict[int, int] = {}
     for part in text.split(","):
         shard, colon, index = part.strip().rpartition(":")
-        if not (index.isascii() and index.isdecimal() and (not colon or (shard.isascii() and shard.isdecimal()))):
+        number, of_shard = decimal_of(index), decimal_of(shard) if colon else ALL_SHARDS
+        if number is None or of_shard is None:
             raise ValueError(f"{part.strip()!r} is no index and no SHARD:INDEX")
-        found[int(shard) if colon else ALL_SHARDS] = int(index)
+        found[of_shard] = number
     if ALL_SHARDS in found and len(found) > 1:
         raise ValueError(f"{text!r} names an index of all shards beside others")
     return found

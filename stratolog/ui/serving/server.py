@@ -25,6 +25,7 @@ from typing import Any
 
 from aiohttp import web
 
+from schemas.codecs.decimals import decimal_of
 from schemas.privilege import ClusterSecret
 from stratolog.drills.kit import catalogue
 from stratolog.errors import Unavailable, UserError
@@ -222,9 +223,10 @@ class BadQuestion(UserError):
 
 def _number_in(query: Mapping[str, str], name: str) -> int:
     text = query.get(name, "")
-    if not (text.isascii() and text.isdecimal() and len(text) <= 16 and int(text) <= MAX_NUMBER):
+    found = decimal_of(text, MAX_NUMBER)
+    if found is None:
         raise BadQuestion(f"{name} {text[:50]!r} is not a number in 0..{MAX_NUMBER}")
-    return int(text)
+    return found
 
 
 def _shard_in(query: Mapping[str, str], shards: int) -> int:

@@ -26,7 +26,15 @@ from replicated_db.core.tables.memory import ManualClock, MemoryAppender, Memory
 from schemas.codecs.codec import decode, decode_as, encode
 from schemas.records.identity import ProvenCaller
 from schemas.records.log import LATE_MODE, LEADER_MODE, RequestBatch
-from schemas.records.messages import BATCH_BEGINNERS, SHARD_COMMANDS, Request, RequestBody, Response, SetRequestMode
+from schemas.records.messages import (
+    BATCH_BEGINNERS,
+    SHARD_COMMANDS,
+    CreateSnapshot,
+    Request,
+    RequestBody,
+    Response,
+    SetRequestMode,
+)
 from schemas.result_codes import CALL_ID_REUSED, REQUEST_EXPIRED
 
 PIPELINES = ("p1", "p2")
@@ -184,7 +192,7 @@ class LateWorld:
             # Switching commands differ between worlds, and are to leave the same row.
             request_hash=xxh3_128_digest(b"%d" % number), first_sent_at_ms=found.first_sent_at_ms,
             request_type=type(body).__name__, body=found, reply_to=number, begins_batch=isinstance(body, BATCH_BEGINNERS),
-            when_prepared=isinstance(body, SHARD_COMMANDS), standing=standing,
+            judged_first=isinstance(body, CreateSnapshot), when_prepared=isinstance(body, SHARD_COMMANDS), standing=standing,
         )  # fmt: skip
         self.sent.append(proposal)
         return proposal

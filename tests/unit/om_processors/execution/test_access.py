@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from om_processors.doors.door_lookups import found_rows
 from om_processors.errors import OMError
 from om_processors.namespace import access, prefixes, tables, users
 from om_processors.namespace.access import ACCESS_RULES, AclPlace, Caller
@@ -14,6 +15,7 @@ from schemas.column_families import IDENTITY_TABLE, PREFIX_TABLE
 from schemas.features import ACCESS_CONTROL, SMALL_OBJECTS
 from schemas.records import identity as i
 from schemas.records import messages as m
+from schemas.records.door import DoorRead
 from schemas.records.identity import ProvenCaller
 from tests.support.om.om_world import World
 
@@ -123,6 +125,33 @@ def test_a_key_of_another_needs_a_right_of_its_own(world: Judged):
     assert [acl_text(acl) for acl in info.acls] == ["group:staff:w[ACCESS]"], "who writes a key anew leaves its list"
 
 
+def test_who_may_write_keys_does_not_lift_the_quotas(world: Judged):
+    world.allow("world::r", kind="VOLUME")
+    world.allow("user:eve:rwcldxy")
+    world.do(m.SetBucketProperty(**PLACE, quota_in_bytes=100, quota_in_namespace=5))
+    lifted = m.SetBucketProperty(**PLACE, quota_in_bytes=-1), m.SetBucketProperty(**PLACE, quota_in_namespace=-1)
+    for body in (*lifted, m.SetBucketProperty(**PLACE, owner="eve", quota_in_bytes=-1)):
+        assert world.by("eve", body) == "PERMISSION_DENIED"
+    assert world.by("eve", m.PutKey(**PLACE, key="n", data=b"x" * 200)) == "QUOTA_EXCEEDED"
+    assert [world.by(who, body) for who, body in zip(("vera", "bert"), lifted, strict=True)] == ["OK", "OK"]
+    assert world.by("eve", m.SetBucketProperty(**PLACE, owner="eve")) == "OK", (
+        "WRITE_ACL gives the bucket away, as in Ozone"
+    )
+
+
+def test_a_volumes_quota_needs_write_and_its_owner_write_acl(world: Judged):
+    quota, owner = (
+        m.SetVolumeProperty(volume="vol1", quota_in_bytes=-1),
+        m.SetVolumeProperty(volume="vol1", owner="eve"),
+    )
+    world.allow("user:eve:rcld", kind="VOLUME")
+    assert [world.by("eve", body) for body in (quota, owner)] == ["PERMISSION_DENIED"] * 2
+    world.allow("user:eve:w", kind="VOLUME")
+    assert [world.by("eve", body) for body in (quota, owner)] == ["OK", "PERMISSION_DENIED"]
+    world.allow("user:eve:y", kind="VOLUME")
+    assert world.by("eve", owner) == "OK"
+
+
 def test_a_session_is_its_users(world: Judged):
     world.allow("world::r", kind="VOLUME")
     world.allow("world::cw")
@@ -177,6 +206,40 @@ def test_names_of_keys_in_any_language_find_their_prefixes(world: Judged):
     world.allow("user:ann:c", kind="PREFIX", name="ü" * 126 + "/")
     bucket = tables.require_bucket(world.tables, "vol1", "bucket1")
     assert [one.prefix for one in prefixes.prefixes_of(world.tables, bucket, name)] == ["ü" * 126 + "/"]
+
+
+@pytest.mark.parametrize(
+    "name", ["a/b/c", "a/b", "a//b/" + "/" * 300, "ü/ü", "x", "/" * 255, "a/" * 200, "é" * 200 + "/x"]
+)
+def test_prefixes_read_at_once_judge_as_those_looked_for_one_by_one(world: Judged, name: str):
+    for prefix in ("a/", "a/b/", "a//", "ü/", "/", "/" * 255, "a/" * 127, "é" * 120 + "/"):
+        world.allow("user:ann:c", kind="PREFIX", name=prefix)
+    bucket = tables.require_bucket(world.tables, "vol1", "bucket1")
+    nearest = next(iter(prefixes.prefixes_of(world.tables, bucket, name)), None)
+    assert prefixes.BucketPrefixes(world.tables, "vol1", "bucket1").nearest(name) == nearest
+
+
+def test_a_lookup_of_names_of_slashes_reads_few_rows(world: Judged):
+    world.allow("world::r", kind="VOLUME")
+    world.allow("user:eve:rl")
+    world.allow("user:eve:r", kind="PREFIX", name="other/")
+    read = DoorRead(
+        volume="vol1", bucket="bucket1", keys=["/" * 240 + f"{n:015}" for n in range(1000)], consistency="stale", index=0,
+        with_bytes=False, prefix="", start_after="", limit=0,
+    )  # fmt: skip
+    asked: list[str] = []
+
+    class Counted:
+        def get(self, cf: str, key: bytes) -> bytes | None:
+            asked.append(cf)
+            return world.tables.get(cf, key)
+
+        def iterate(self, *place: Any) -> Any:
+            return world.tables.iterate(*place)
+
+    answer = found_rows(Counted(), read, 0, 5, Caller(user="eve", administrator=False, groups=()))
+    assert (answer.status, len(answer.rows)) == ("OK", 1000)
+    assert asked.count(PREFIX_TABLE) == 0
 
 
 @pytest.mark.parametrize(

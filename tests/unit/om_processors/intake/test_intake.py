@@ -13,7 +13,7 @@ import pytest
 from xxhash import xxh3_128_digest
 
 from om_processors.identity.identities import Identities
-from om_processors.intake import request_reader
+from om_processors.intake import intake, request_reader
 from om_processors.intake.core.backlog import Backlog
 from om_processors.intake.core.foreign_topics import MAX_REFUSALS_PER_S
 from om_processors.intake.core.seldom_note import NOTE_MS
@@ -31,7 +31,7 @@ from schemas.codecs.codec import decode_as, encode
 from schemas.codecs.envelopes import enveloped_requests, responses_in
 from schemas.kafka.reply_keys import MARK, reply_in, reply_key
 from schemas.records.log import RequestPosition
-from schemas.records.messages import CreateSnapshot, CreateVolume, PurgeBlocks, Rejected, Response
+from schemas.records.messages import AddNode, CreateSnapshot, CreateVolume, PurgeBlocks, Rejected, Response
 from schemas.result_codes import NOT_LEADER, OVERLOADED, retry_after_ms
 from schemas.topics import OM_REJECTED, OM_REQUESTS, OM_RESPONSES
 from tests.support.local.memory_broker import MemoryBroker, memory_broker
@@ -471,6 +471,44 @@ def test_a_direct_request_that_is_privileged_needs_its_proof(case: Case):
     (proposal,) = take(found, 1)
     assert proposal.body.body == PurgeBlocks(shard=SHARD, rows=[b"row"])
     assert [answer.status for answer in way.answers] == ["PERMISSION_DENIED"]
+
+
+def test_refused_requests_do_not_hold_the_leaders_thread(case: Case):
+    found, ways = case.start(), [Way() for _ in range(10)]
+    case.backlog.max_queued = 1_000_000
+    value = encode(request_of(AddNode(shard=SHARD, node="om9")))
+    for way in ways:
+        found.put(direct(way, *[value] * 2_000))
+    good = Way()
+    found.put(direct(good, request("vol1")))
+    taken: list[Proposal] = []
+    for turns in range(1, 12):
+        before = sum(len(way.answers) for way in ways)
+        taken += found.take(500, 0)
+        assert sum(len(way.answers) for way in ways) - before <= intake.MAX_JUDGED
+        if turns == 1:
+            assert names(taken) == ["vol1"], "who asks for little is not behind those who ask for much"
+    assert sum(len(way.answers) for way in ways) == 20_000, "each is answered, in time"
+
+
+def test_large_requests_that_are_refused_end_a_turn_by_their_bytes(case: Case):
+    found, way = case.start(), Way()
+    value = b"\xff" * 1_000_000
+    found.put(direct(way, *[value] * 50))
+    assert found.take(500, 0) == []
+    assert 0 < len(way.rejected) <= 1 + intake.MAX_JUDGED_BYTES // len(value)
+
+
+def test_a_claim_that_ends_under_a_flood_ends_soon(case: Case, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(intake, "MAX_TOLD_AT_END", 40)
+    found, many, few = case.start(), Way(), Way()
+    found.put(direct(many, *[request("vol1")] * 100))
+    found.put(direct(few, request("vol2")))
+    found.close()
+    assert [answer.status for answer in few.answers] == [NOT_LEADER]
+    assert few.rejected == []
+    assert len(many.answers) < 40
+    assert many.rejected
 
 
 def test_the_backlog_counts_both_doors(case: Case):

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
+from aiohttp.payload import Payload
 
 from transport.web import bounded_server
 from transport.web.bounded_server import (
@@ -24,6 +25,7 @@ from transport.web.bounded_server import (
     MAX_WEB_CONNECTIONS,
     NOTE_S,
     REFUSAL_S,
+    UNREAD_S,
     BoundedServer,
     ServerLog,
     raise_descriptors,
@@ -97,11 +99,22 @@ class Site:
         app = web.Application()
         app.router.add_get("/quick", self._quick)
         app.router.add_get("/slow", self._slow)
+        app.router.add_get("/big", self._big)
         self.http = HttpServer(app, most=most)
         self._clients: list[Client] = []
+        self._big_answers: list[web.Response] = []
 
     async def _quick(self, _: web.Request) -> web.Response:
         return web.Response(text="quick")
+
+    async def _big(self, _: web.Request) -> web.Response:
+        self._big_answers.append(answer := web.Response(body=b"x" * BIG_BYTES))
+        return answer
+
+    @property
+    def bodies(self) -> list[Any]:
+        """What is left of the large answers."""
+        return [answer.body for answer in self._big_answers]
 
     async def _slow(self, _: web.Request) -> web.Response:
         await self.works.wait()
@@ -433,5 +446,112 @@ def test_a_server_that_ends_leaves_no_connection_whatever_it_was_told() -> None:
             await one.rest()
         with pytest.raises(RuntimeError, match="was not started, or has ended"):
             _ = site.http.bounded
+
+    on_a_site(story)
+
+
+# ---- peers that do not read
+
+BIG_BYTES = 8 * 1024 * 1024
+READING_BIG = b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def _ask_and_read_nothing(site: Site, before: int) -> Client:
+    """``before``: how many have done so."""
+    client = await site.connect()
+    client.transport.pause_reading()
+    client.transport.write(READING_BIG)
+    await until(lambda: len(site.server._unread) + site.server.cut_off == before + 1)
+    return client
+
+
+async def _read_some(client: Client) -> None:
+    before = len(client.heard)
+    client.transport.resume_reading()
+    await until(lambda: len(client.heard) > before)
+    client.transport.pause_reading()
+
+
+def test_what_nobody_reads_is_bounded_for_all_connections_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_server, "MAX_UNSENT_BYTES", 3 * BIG_BYTES)
+
+    async def story(site: Site) -> None:
+        for number in range(12):
+            await _ask_and_read_nothing(site, number)
+            assert site.server._unread_bytes <= 3 * BIG_BYTES
+            await site.pass_time(0.01)
+        assert site.server.cut_off >= 9
+        assert len(site.server._open) <= 3, "who was cut off has no place any more"
+        reader = await site.connect()
+        assert await reader.ask(READING_BIG) == 200, "who reads is not the one that is cut off"
+        assert len(site.server._unread) <= 3
+
+    on_a_site(story, most=20)
+
+
+def test_who_reads_nothing_of_an_answer_is_cut_off_in_time() -> None:
+    async def story(site: Site) -> None:
+        client = await _ask_and_read_nothing(site, 0)
+        await site.pass_time(UNREAD_S - 1)
+        assert site.server._unread
+        for _ in range(3):
+            await site.pass_time(1)
+        await until(lambda: not site.server._open)
+        assert (site.server.cut_off, site.server._unread, site.server._unread_bytes) == (1, {}, 0)
+        client.transport.resume_reading()
+        await until(lambda: client.is_ended)
+
+    on_a_site(story)
+
+
+def test_who_reads_slowly_keeps_its_connection() -> None:
+    async def story(site: Site) -> None:
+        client = await _ask_and_read_nothing(site, 0)
+        while len(client.heard) < BIG_BYTES:
+            await _read_some(client)
+            await site.pass_time(UNREAD_S / 3)
+        assert site.server.cut_off == 0
+        assert not client.is_ended
+
+    on_a_site(story)
+
+
+def test_a_connection_that_makes_room_is_gone_with_what_was_not_read() -> None:
+    async def story(site: Site) -> None:
+        await _ask_and_read_nothing(site, 0)
+        await _ask_and_read_nothing(site, 1)
+        await site.pass_time(IDLE_GRACE_S + 1)
+        third = await site.connect()
+        assert await third.ask() == 200
+        assert (site.server.displaced, site.server.refused) == (1, 0)
+        assert len(site.server._unread) == 1, "its answer is in no memory"
+        assert len(site.server._open) == 2
+
+    on_a_site(story)
+
+
+def test_an_idle_connection_keeps_nothing_of_its_last_large_answer() -> None:
+    async def story(site: Site) -> None:
+        client = await site.connect()
+        assert await client.ask(READING_BIG) == 200
+        await site.settle()
+        (body,) = site.bodies
+        assert isinstance(body, Payload)
+        assert (body.size, body.decode()) == (BIG_BYTES, "")
+
+    on_a_site(story)
+
+
+def test_the_head_of_a_large_answer_names_its_size() -> None:
+    async def story(site: Site) -> None:
+        client = await site.connect()
+        client.transport.write(b"HEAD /big HTTP/1.1\r\nHost: x\r\n\r\n")
+        await until(lambda: b"\r\n\r\n" in client.heard)
+        assert f"Content-Length: {BIG_BYTES}".encode() in client.heard
+        assert client.heard.endswith(b"\r\n\r\n")
+        client.heard = b""
+        assert await client.ask() == 200
+        (body,) = site.bodies
+        assert body.decode() == ""
 
     on_a_site(story)
