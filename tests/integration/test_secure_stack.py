@@ -105,6 +105,35 @@ def test_members_write_their_own_logs_alone(secure):
     assert code_of(read_error(secure.as_member(Role.CLIENT, "mallory"), "om.responses.alice")) == DENIED
 
 
+def test_a_clients_certificate_writes_nothing_to_the_brokers(secure):
+    """Nor does it once it is revoked: brokers do not look at the list. The user of that name has a password."""
+    alice = secure.as_member(Role.CLIENT, "alice")
+    assert {topic: code_of(write_error(alice, topic)) for topic in ("om.requests", "om.log")} == dict.fromkeys(
+        ("om.requests", "om.log"), DENIED
+    )
+    assert code_of(read_error(alice, "om.responses.alice")) == DENIED
+    assert read_error(secure.as_user("alice"), "om.responses.alice") is None
+
+
+def test_no_port_of_the_brokers_speaks_older_tls(secure):
+    ports = [(host, port) for name, host, port in listening(secure) if name == "broker-1"]
+    assert len(ports) >= 3
+
+    def version_of(host: str, port: int, wanted: ssl.TLSVersion) -> str | None:
+        context = ssl.create_default_context(cafile=secure.authority.ca_file)
+        context.minimum_version = context.maximum_version = wanted
+        reached = "127.0.0.1" if host in ("0.0.0.0", "::") else host.removeprefix("::ffff:")
+        try:
+            with socket.create_connection((reached, port), 5) as sock:
+                with context.wrap_socket(sock, server_hostname="127.0.0.1") as tls:
+                    return tls.version()
+        except OSError:
+            return None
+
+    assert [version_of(*one, ssl.TLSVersion.TLSv1_2) for one in ports] == [None] * len(ports)
+    assert [version_of(*one, ssl.TLSVersion.TLSv1_3) for one in ports] == ["TLSv1.3"] * len(ports)
+
+
 def test_a_user_changes_no_topics_rights_or_users(secure):
     admin = admin_of(secure.as_user("alice"))
     with pytest.raises(KafkaException, match="uthorization"):
@@ -385,8 +414,10 @@ def test_a_revoked_certificate_is_refused_by_running_processes(secure):
     ensure_access(admin_of(secure.settings.connection), [(KafkaPrincipal.OM, "om9")])
     om9 = client_settings(secure.as_member(Role.OM, "om9"), {"log_level": 0})
 
+    open_since_before = Producer(om9)
+
     def error_at_brokers() -> KafkaError | None:
-        found: KafkaError | None = Producer(om9).list_topics("om.log", timeout=20).topics["om.log"].error
+        found: KafkaError | None = open_since_before.list_topics("om.log", timeout=20).topics["om.log"].error
         return found
 
     assert error_at_brokers() is None
