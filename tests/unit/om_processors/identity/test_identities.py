@@ -270,6 +270,20 @@ def test_other_calls_are_denied(site: Site):
         assert isinstance(judged(site, wrong), Denied), wrong
 
 
+def test_a_call_that_a_node_got_is_denied_by_every_other_node(site: Site):
+    first = HttpGuard(SECRET, ("om1", "om2"), OPEN_POSTS, secure=True, signed=True, address="om2:9871")
+    guard = ReaderGuard(SECRET, site.identities, first, secure=True)
+    target = "/v1/volumes?limit=1"
+    for host, is_ours in (("om2:9871", True), ("om1:9871", False), ("10.0.0.1:9871", False), ("localhost:9871", False)):
+        for proof in (
+            user_authorization(site.ann, "GET", host, target, site.world.clock.now_ms),
+            SECRET.authorization("GET", host, target),
+        ):
+            headers = {"Host": host, "Authorization": proof}
+            found = guard.judge("GET", "/v1/volumes", target, headers, None, ("10.0.0.2", 9871))
+            assert isinstance(found, Denied) is not is_ours, host
+
+
 @pytest.mark.parametrize(
     "path", ["/v1/users", "/v1/shards/0/rows", "/v1/shards/0/row", "/v1/shards/0/digest", "/v1/transfers/t/d", "/v1/shards/0/checkpoint",
              "/v1/unheard-of", "/", "/v1/volumesx", "/status/", "/v1/shards/0/read-index"],
