@@ -27,6 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from schemas.security.tls import scheme_of
+from schemas.settings.table import AUTH_NONE
 from schemas.settings.values import DatanodeAddress, NodeAddress
 from stratolog.brokers.identities import authority_of, broker_identities
 from stratolog.configuration.cluster_secret import make_secret
@@ -58,6 +59,10 @@ from stratolog.nodes.readiness import has_usable_pipeline, is_led
 Report = Callable[[str], None]
 """Called with what is going on, in words."""
 
+UNSIGNED = (
+    "auth is none: nodes believe whatever name a request has, so users are not safe from each other; 'up --auth signed', "
+    "after 'down', has them sign"
+)
 NODES_TIMEOUT_S = 120.0
 AUDIT_TIMEOUT_S = 180.0
 DATANODES_TIMEOUT_S = 120.0
@@ -163,6 +168,8 @@ class _Start:
         (self._data_dir / SETTINGS_FILE).write_text(self._settings.to_toml())
         if self._settings.secure and self._settings.key_encryption_file is None:
             self._report("keys and secrets are in clear: 'stratolog admin keys encrypt', after 'down', encrypts them")
+        if self._settings.secure and self._settings.auth == AUTH_NONE:
+            self._report(UNSIGNED)
         self._start_brokers()
         if make_secret(self._settings.secret_file, self._settings.keys()):
             self._report(f"the cluster's secret, in {self._settings.secret_file}")
