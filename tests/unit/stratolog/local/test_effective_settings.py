@@ -12,6 +12,7 @@ from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
 from stratolog.errors import UsageError
 from stratolog.local.effective_settings import effective_settings
+from stratolog.local.stack import weaknesses
 from stratolog.local.state import SETTINGS_FILE, StackState
 
 
@@ -55,6 +56,14 @@ def test_a_secure_stack_of_an_older_release_keeps_what_its_users_have(up: Up):
     up(secure=True, auth="none")
     assert up(secure=True).auth == "none"
     assert up(auth="signed").auth == "signed"
+
+
+def test_up_says_that_users_of_a_secure_stack_do_not_sign(up: Up):
+    said = [words for words in weaknesses(up(secure=True, auth="none")) if "auth is none" in words]
+    assert len(said) == 1
+    assert "'up --auth signed'" in said[0]
+    assert weaknesses(up(auth="signed")) == []
+    assert weaknesses(up(secure=False, auth="none")) == []
 
 
 def test_block_tokens_stay_as_they_were_asked_for_while_there_is_tls(up: Up):
