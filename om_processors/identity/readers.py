@@ -24,8 +24,8 @@ from schemas.access.credentials import AUDITOR, OPERATOR, TokenName
 from schemas.door.frames import DOOR_PATH
 from schemas.privilege import AUTHORIZATION, ClusterSecret
 from schemas.result_codes import OVERLOADED, PERMISSION_DENIED
-from schemas.security.certificates import ADMINISTRATORS, READERS, PeerIdentity
-from transport.web.http_guard import CALLER, OPEN_PATHS, HttpGuard, local_of
+from schemas.security.certificates import ADMINISTRATORS, PeerIdentity
+from transport.web.http_guard import AUDITOR_PATHS, CALLER, OPEN_PATHS, HttpGuard, is_reader, local_of
 
 USER_PATHS = re.compile(
     r"/v1/volumes|/v1/volumes/.*|/v1/snapshot-diffs/.*|/v1/acl|/v1/tokens|/v1/pipelines|/v1/datanodes|/v1/containers/.*"
@@ -34,8 +34,6 @@ USER_PATHS = re.compile(
 """Pages that judge rights themselves, or tell where datanodes are."""
 HOLDERS_PATHS = re.compile(f"{OPEN_PATHS.pattern}|{USER_PATHS.pattern}")
 """What every holder of a certificate may read where calls are not signed."""
-AUDITOR_PATHS = re.compile(r"/v1/shards/[0-9]{1,9}/rows")
-"""What the running audit reads, and nothing else: rows of a digest's bucket, by which it names keys."""
 
 MEMBER = Caller(user=OPERATOR, administrator=True, groups=())
 """Whoever has the cluster's secret."""
@@ -98,7 +96,7 @@ class ReaderGuard:
         if is_open and (peer is not None or not self._secure):
             return None, None
         changes = self._first.changes(method, target)
-        if peer is not None and peer.role in (ADMINISTRATORS if changes else READERS):
+        if peer is not None and (peer.role in ADMINISTRATORS if changes else is_reader(peer, path)):
             return None, MEMBER
         authorization, host = headers.get(AUTHORIZATION), headers.get("Host", "")
         if not self._first.is_meant(host, local):

@@ -16,7 +16,7 @@ resolves to the node's address (DNS rebinding). Rules, for every path:
 5. Where users sign their calls (``signed``), a call of another scheme of Authorization passes, whatever its method: it
    is judged behind this guard, which must refuse what changes something to all but administrators.
 6. ``for_holders``, on a TLS server: what every holder of a certificate may read. The rest, such as replicas' rows, is
-   for members, the audit and operators (``READERS``).
+   for members and operators (``READERS``). The audit reads the rows of a digest's bucket, too.
 7. A proof is for one server: the signed ``Host`` must be this server's (:meth:`HttpGuard.is_meant`). So whoever has
    received a call cannot send it to another node (decision 0107).
 """
@@ -33,7 +33,7 @@ from aiohttp import web
 
 from schemas.privilege import AUTHORIZATION, SCHEME, ClusterSecret
 from schemas.result_codes import PERMISSION_DENIED
-from schemas.security.certificates import ADMINISTRATORS, READERS, PeerIdentity, WrongPeer, identity_of
+from schemas.security.certificates import ADMINISTRATORS, READERS, PeerIdentity, Role, WrongPeer, identity_of
 
 ANY_HOST = "*"
 CALLER: web.RequestKey[object] = web.RequestKey("stratolog.caller", object)
@@ -43,6 +43,8 @@ FOREIGN_SITES = frozenset({"cross-site", "same-site"})
 """``Sec-Fetch-Site`` of requests that a page of another origin makes."""
 OPEN_PATHS = re.compile(r"/health|/status|/metrics")
 """The state of the process: no name of an object, a user or a group. On a TLS server for whoever is known."""
+AUDITOR_PATHS = re.compile(r"/v1/shards/[0-9]{1,9}/rows")
+"""What the running audit reads, and nothing else: rows of a digest's bucket, by which it names keys."""
 MAX_PORT_DIGITS = 5
 MAX_SHOWN_CHARACTERS = 100
 READ_INDEX = re.compile(r"/v1/shards/[0-9]{1,9}/read-index")
@@ -109,8 +111,7 @@ class HttpGuard:
         what = "has no" if given is None else "has a wrong"
         if is_open and caller is not None:
             return (
-                f"{target.partition('?')[0][:MAX_SHOWN_CHARACTERS]} is for members, the audit and operators, and not for "
-                f"{caller}"
+                f"{target.partition('?')[0][:MAX_SHOWN_CHARACTERS]} is for members and operators, and not for {caller}"
             )
         if is_open:
             return (
@@ -161,9 +162,9 @@ class HttpGuard:
         return name.lower().removesuffix(".").removeprefix("[").removesuffix("]"), int(port)
 
     def _may_read(self, caller: PeerIdentity, target: str) -> bool:
+        path = target.partition("?")[0]
         return (
-            self._for_holders is None or caller.role in READERS
-            or self._for_holders.fullmatch(target.partition("?")[0]) is not None
+            self._for_holders is None or is_reader(caller, path) or self._for_holders.fullmatch(path) is not None
         )  # fmt: skip
 
     def _is_own(self, host: str) -> bool:
@@ -199,6 +200,11 @@ def _caller(request: web.Request) -> PeerIdentity | None:
         return identity_of(certificate) if certificate else None
     except WrongPeer:
         return None
+
+
+def is_reader(caller: PeerIdentity, path: str) -> bool:
+    """Say whether a certificate's holder may read what is not for users."""
+    return caller.role in READERS or (caller.role is Role.AUDIT and AUDITOR_PATHS.fullmatch(path) is not None)
 
 
 def local_of(request: web.Request) -> tuple[str, int] | None:

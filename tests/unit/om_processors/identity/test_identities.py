@@ -389,6 +389,16 @@ def test_a_certificate_of_a_member_reads_and_that_of_a_client_says_nothing_of_it
     assert whose[0] == (None if role in READERS else site.ann.name)
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/users", "/v1/shards/0/row", "/v1/shards/0/digest", "/v1/volumes", "/v1/transfers/1/2"]
+)
+def test_the_audits_certificate_reads_no_more_than_its_credentials(site: Site, path: str):
+    peer = PeerIdentity(name="audit", role=Role.AUDIT)
+    assert isinstance(guard_of(site).judge("GET", path, path, {"Host": "om1:9871"}, peer), Denied)
+    posted = guard_of(site).judge("POST", "/v1/shards/0/rows", "/v1/shards/0/rows", {"Host": "om1:9871"}, peer)
+    assert isinstance(posted, Denied)
+
+
 def answered(site: Site, signer: Credentials | None, request: Request, topic: str, *, now_ms: int = 0) -> Any:
     """Return the outcome of a record that names a topic of responses."""
     value = encode(request)
