@@ -54,6 +54,8 @@ class DatanodeConfig(ReplicaSettings, DatanodeSettings):
     """Whether clients need a block token for each block that they write or read; only with ``tls``."""
     http_hosts: frozenset[str] = frozenset()
     """Host names that requests to the HTTP server may give, besides addresses and localhost; ``*`` = any."""
+    named_hosts: frozenset[str] = frozenset()
+    """Those of them that a person gave: calls may be signed for them, besides the datanode's own address."""
 
     def __post_init__(self) -> None:
         """Check the settings, and what must go together."""

@@ -48,7 +48,7 @@ from schemas.records.datanode import ClosePipeline
 from schemas.sharding import MAX_PIPELINES
 from schemas.topics import DN_AUDIT, DN_HEARTBEATS, DN_LOG, UNCOMPRESSED
 from transport.waiting.deadline import Deadline
-from transport.web.http_guard import HttpGuard
+from transport.web.http_guard import OPEN_PATHS, HttpGuard
 
 PREPARE_TIMEOUT_S = 60.0
 POLL_S = 0.1
@@ -88,7 +88,7 @@ class DatanodeProcess:
         self.pipelines.open_known()
         self.app = self.host.make_app(
             "dn-follower", host=config.host, port=config.http_port, data_dir=config.data_dir,
-            guard=HttpGuard(config.secret, config.http_hosts, secure=config.tls is not None),
+            guard=guard_of(config),
             partitions=self.partitions, follows=(), placed=self.partitions, flowing_wait_ms=FLOWING_WAIT_MS,
         )  # fmt: skip
         self.block_tokens = BlockTokenGuard(self.clock.wall_ms, self.host.note) if config.block_tokens else None
@@ -243,6 +243,14 @@ def host_settings(config: DatanodeConfig, topics: Topics) -> HostSettings:
         secret=config.secret, tls=config.tls, bootstrap_records=config.bootstrap_records,
         bootstrap_bytes_per_s=config.bootstrap_bytes_per_s, scrub_within_ms=config.scrub_within_ms,
         trim_log_after_ms=config.trim_log_after_ms,
+    )  # fmt: skip
+
+
+def guard_of(config: DatanodeConfig) -> HttpGuard:
+    """Return the guard of a datanode's HTTP server: rows of replicas hold users' bytes, so they are not for users."""
+    return HttpGuard(
+        config.secret, config.http_hosts, secure=config.tls is not None, for_holders=OPEN_PATHS,
+        address=config.http_address, named=config.named_hosts,
     )  # fmt: skip
 
 

@@ -50,6 +50,8 @@ class NodeConfig(ClusterSettings, NodeSettings, ReplicaSettings, BlockSettings):
     """Whether the node gives block tokens with locations, and rolls their key while it leads shard 0; with ``tls``."""
     http_hosts: frozenset[str]
     """Names that HTTP requests may use for this host, besides addresses and localhost; ``*`` = any."""
+    named_hosts: frozenset[str] = frozenset()
+    """Those of them that a person gave: calls may be signed for them, besides the node's own address."""
 
     def __post_init__(self) -> None:
         """Check the settings, and what must go together."""

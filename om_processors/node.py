@@ -29,7 +29,7 @@ from om_processors.fleet.heartbeats import FleetView, LatestAllocation
 from om_processors.fleet.leader_duties import LeaderDuties
 from om_processors.fleet.log_trimming import member_addresses
 from om_processors.identity.identities import Identities
-from om_processors.identity.readers import ReaderGuard
+from om_processors.identity.readers import HOLDERS_PATHS, ReaderGuard
 from om_processors.identity.token_issuer import BlockTokenIssuer
 from om_processors.intake.core.backlog import Backlog
 from om_processors.intake.gateway import Gateway
@@ -312,9 +312,11 @@ def host_settings(config: NodeConfig, topic_id: str, brokers_id: str) -> HostSet
 
 def guard_of(config: NodeConfig) -> HttpGuard:
     """Return the guard of a node's HTTP server."""
+    signed = config.auth == AUTH_SIGNED
     return HttpGuard(
-        config.secret, config.http_hosts, OPEN_POSTS, secure=config.tls is not None, signed=config.auth == AUTH_SIGNED
-    )
+        config.secret, config.http_hosts, OPEN_POSTS, secure=config.tls is not None, signed=signed,
+        for_holders=None if signed else HOLDERS_PATHS, address=config.address, named=config.named_hosts,
+    )  # fmt: skip
 
 
 def _follower_spans(tracer: Tracer) -> FollowerSpans:

@@ -86,7 +86,7 @@ class BlockTokenGuard:
         return Accepted(detail=f"{len(told.by_id)} keys of block tokens")
 
     def check(self, request: object, tokens: bytes) -> int | None:
-        """Return up to which offset a stream may be written (None: any).
+        """Return up to which offset a stream may be written, or a block read (None: any).
 
         Raises BlockError unless the tokens allow the request.
         """

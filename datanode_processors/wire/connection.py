@@ -159,9 +159,9 @@ class ServedConnection:
         self._counters.request()
         try:
             request, tokens = read_request(frame)
-            self._check_permit(request, tokens)
+            limit_bytes = self._check_permit(request, tokens)
             if isinstance(request, ReadBlock | SalvageBlock):
-                send_block(self._node, self.wire, self._talk, header, request)
+                send_block(self._node, self.wire, self._talk, header, request, limit_bytes)
                 return
             if isinstance(request, WriteBlocks):
                 reply = encode(self._write_together(frame, request))
@@ -182,7 +182,7 @@ class ServedConnection:
     def _check_permit(self, request: Any, tokens: bytes) -> int:
         """Raise PERMISSION_DENIED, or for want of a block token, unless the request is the peer's to send.
 
-        Return up to which offset a stream may write.
+        Return up to which offset a stream may write, or a block may be read.
         """
         if self._node.tls is None:
             return MAX_BLOCK_BYTES

@@ -4,12 +4,16 @@ A cell that does not have its checksum is never sent. The reader is told CHECKSU
 offset; the pipeline is told too, and repairs the cell from a peer. The cells before it have been sent, and those behind
 it can be requested: damage in one place of a block says nothing of the others. A cell that is not here whole ends the
 answer with NOT_COMMITTED in the same way.
+
+What a reader may have ends at its block token's length: the cell that goes on beyond is verified whole, and cut there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from struct import Struct
+
+from crc32c import crc32c
 
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.forwarding import StreamHost
@@ -45,20 +49,27 @@ def cells_of(request: ReadBlock | SalvageBlock, readable: Readable) -> tuple[int
 
 
 def send_block(
-    node: StreamHost, wire: Wire, talk: Conversation, asked: FrameHeader, request: ReadBlock | SalvageBlock
-) -> None:
-    """Answer a request for bytes. Raises BlockError to tell the reader, WireClosed if it has gone."""
+    node: StreamHost, wire: Wire, talk: Conversation, asked: FrameHeader, request: ReadBlock | SalvageBlock,
+    limit_bytes: int,
+) -> None:  # fmt: skip
+    """Answer a request for bytes. Raises BlockError to tell the reader, WireClosed if it has gone.
+
+    ``limit_bytes``: up to where the reader may have the block's bytes; the request asks for no more.
+    """
     readable = node.pipelines.readable(request)
     start, length = cells_of(request, readable)
-    reached = start
+    reached, end = start, min(start + length, max(start, limit_bytes))
     try:
         for offset, data, crc in _cells(node, request, readable, start, start + length):
             _check(node, request, readable, offset, len(data), crc)
+            if offset + len(data) > end:
+                data = data[: end - offset]
+                crc = crc32c(data)
             header = talk.header(
                 Kind.DATA, stream=asked.stream, sequence=asked.sequence, offset=offset, length=len(data), crc=crc
             )
             reached = offset + len(data)
-            if reached == start + length:  # END goes with the last cell: a small block is one call
+            if reached == end:  # END goes with the last cell: a small block is one call
                 wire.wait_send(header, data, _end(talk, asked, reached), timeout_s=node.limits.send_timeout_s)
                 return
             wire.wait_send(header, data, timeout_s=node.limits.send_timeout_s)
@@ -66,11 +77,10 @@ def send_block(
         if error.code in _NOT_THERE:
             node.pipelines.on_corrupt_cell(request.container_id, request.local_id, reached)
         raise
-    if reached != start + length:
+    if reached != end:
         raise BlockError(
             stream_errors.NOT_COMMITTED,
-            f"block {request.container_id}/{request.local_id} ends here at {reached}; "
-            f"{start + length} bytes were expected",
+            f"block {request.container_id}/{request.local_id} ends here at {reached}; {end} bytes were expected",
         )
     wire.wait_send(_end(talk, asked, reached), timeout_s=node.limits.send_timeout_s)
 

@@ -24,18 +24,16 @@ from schemas.access.credentials import AUDITOR, OPERATOR, TokenName
 from schemas.door.frames import DOOR_PATH
 from schemas.privilege import AUTHORIZATION, ClusterSecret
 from schemas.result_codes import OVERLOADED, PERMISSION_DENIED
-from schemas.security.certificates import ADMINISTRATORS, READERS, PeerIdentity
-from transport.web.http_guard import CALLER, HttpGuard
+from schemas.security.certificates import ADMINISTRATORS, PeerIdentity
+from transport.web.http_guard import AUDITOR_PATHS, CALLER, OPEN_PATHS, HttpGuard, is_reader, local_of
 
-OPEN_PATHS = re.compile(r"/health|/status|/metrics")
-"""The state of the process: no name of an object, a user or a group. On a TLS server for whoever is known."""
 USER_PATHS = re.compile(
     r"/v1/volumes|/v1/volumes/.*|/v1/snapshot-diffs/.*|/v1/acl|/v1/tokens|/v1/pipelines|/v1/datanodes|/v1/containers/.*"
      "|" + re.escape(DOOR_PATH)
 )  # fmt: skip
 """Pages that judge rights themselves, or tell where datanodes are."""
-AUDITOR_PATHS = re.compile(r"/v1/shards/[0-9]{1,9}/rows")
-"""What the running audit reads, and nothing else: rows of a digest's bucket, by which it names keys."""
+HOLDERS_PATHS = re.compile(f"{OPEN_PATHS.pattern}|{USER_PATHS.pattern}")
+"""What every holder of a certificate may read where calls are not signed."""
 
 MEMBER = Caller(user=OPERATOR, administrator=True, groups=())
 """Whoever has the cluster's secret."""
@@ -86,19 +84,23 @@ class ReaderGuard:
         self._identities = identities
 
     def judge(
-        self, method: str, path: str, target: str, headers: Mapping[str, str], peer: PeerIdentity | None = None
-    ) -> tuple[TokenName | None, Caller | None] | Denied:
+        self, method: str, path: str, target: str, headers: Mapping[str, str], peer: PeerIdentity | None = None,
+        local: tuple[str, int] | None = None,
+    ) -> tuple[TokenName | None, Caller | None] | Denied:  # fmt: skip
         """Say who calls; None and None: nobody needs to know.
 
-        ``target`` is the path with its query, as sent; ``peer`` is whom the caller's certificate names.
+        ``target`` is the path with its query, as sent; ``peer`` is whom the caller's certificate names; ``local`` is
+        where the connection ends here.
         """
         is_open = OPEN_PATHS.fullmatch(path) is not None
         if is_open and (peer is not None or not self._secure):
             return None, None
         changes = self._first.changes(method, target)
-        if peer is not None and peer.role in (ADMINISTRATORS if changes else READERS):
+        if peer is not None and (peer.role in ADMINISTRATORS if changes else is_reader(peer, path)):
             return None, MEMBER
         authorization, host = headers.get(AUTHORIZATION), headers.get("Host", "")
+        if not self._first.is_meant(host, local):
+            return Denied(status=PERMISSION_DENIED, message=self._first.of_another(host))
         if self._secret.authorizes(authorization, method, host, target):
             return None, MEMBER
         found = self._identities.of_call(authorization, method, host, target)
@@ -121,7 +123,8 @@ class ReaderGuard:
         @web.middleware
         async def readers(request: web.Request, handler: Any) -> Any:
             peer = request.get(CALLER)
-            found = self.judge(request.method, request.path, request.raw_path, request.headers, peer)
+            headers, local = request.headers, local_of(request)
+            found = self.judge(request.method, request.path, request.raw_path, headers, peer, local)
             if isinstance(found, Denied):
                 status = 503 if found.status == OVERLOADED else 403
                 return web.json_response({"error": found.status, "message": found.message}, status=status)

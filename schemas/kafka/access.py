@@ -1,8 +1,9 @@
 """Who may do what on the brokers: the one table that their ACLs, and a page of the reference, are made from. Pure.
 
 Principals: a process that proves itself by a certificate is ``ROLE:NAME`` (``om:om1``), by the certificate's subject; a
-user who has a password is his name alone. A user's name has no colon, so no user can be taken for a process. What is
-not in the table is refused. Brokers, and the operator (``admin:operator``), may do everything.
+user who has a password is his name alone. A user's name has no colon, so no user can be taken for a process. A client's
+certificate (``client:NAME``) is for nodes and datanodes: on the brokers it has no rights. What is not in the table is
+refused. Brokers, and the operator (``admin:operator``), may do everything.
 
 Rules that the table keeps:
 
@@ -37,9 +38,10 @@ NAME = "NAME"
 """Stands in a resource's name for the principal's own."""
 CLUSTER = "kafka-cluster"
 """Kafka's name of the cluster as a resource."""
-RULES_OF_NAMES = "RULE:^CN=([^,:]+),OU=client,O=stratolog$/$1/,RULE:^CN=([^,:]+),OU=([a-z]+),O=stratolog$/$2:$1/"
+RULES_OF_NAMES = "RULE:^CN=([^,:]+),OU=([a-z]+),O=stratolog$/$2:$1/"
 """Brokers' ``ssl.principal.mapping.rules``. A certificate that no rule fits has its whole subject as its name: it may
-do nothing.
+do nothing. So may a client's: brokers do not look at the list of revoked certificates, so it must not give the rights
+of the user of that name, who has a password (decision 0107).
 """
 
 

@@ -35,8 +35,8 @@ MEMBERS = frozenset({Role.OM, Role.DATANODE})
 """Roles of the processes that keep a cluster's state."""
 ADMINISTRATORS = frozenset({Role.OM, Role.ADMIN, Role.DASHBOARD})
 """Roles whose holders may do what the cluster's secret allows (decision 0033)."""
-READERS = ADMINISTRATORS | MEMBERS | {Role.AUDIT}
-"""Roles whose holders read all that nodes hold, whoever may do what: members, their audit, and operators."""
+READERS = ADMINISTRATORS | MEMBERS
+"""Roles whose holders read all that nodes hold, whoever may do what: members and operators."""
 
 
 class WrongPeer(ValueError):

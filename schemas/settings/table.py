@@ -113,7 +113,10 @@ class ServerSettings(SettingsGroup, for_whom=(Audience.NODE, Audience.DATANODE))
     """Whom the servers of members answer."""
 
     http_hosts: tuple[str, ...] = setting(values.hosts, (), is_new=True)
-    """Names by which nodes' HTTP servers are asked, beside addresses, localhost and nodes' own hosts; ``*`` = any."""
+    """Names by which nodes' HTTP servers are asked, beside addresses, localhost and nodes' own hosts; ``*`` = any.
+
+    A call may be signed for them, and for addresses named here, at the server's own port.
+    """
     block_tokens: bool | None = setting(values.boolean, None, is_new=True)
     """Whether nodes give, and datanodes demand, a token for each block that a client writes or reads; TLS is needed.
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import time
@@ -267,6 +268,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
+    os.umask(0o077)  # verdicts and Spark's own files are for the audit's account alone (decision 0107)
     return run(config)
 
 

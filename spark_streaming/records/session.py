@@ -171,5 +171,13 @@ def _queries(settings: SparkSettings) -> dict[str, str]:
         # Plans are printed with their sources' options, and those may hold passwords and keys.
         "spark.sql.redaction.options.regex": SECRET_OPTIONS,
         "spark.redaction.regex": SECRET_OPTIONS,
+        # Hadoop gives files its own mode, whatever the process has said.
+        "spark.hadoop.fs.permissions.umask-mode": f"{_umask():03o}",
         **settings.more,
     }
+
+
+def _umask() -> int:
+    found = os.umask(0o077)
+    os.umask(found)
+    return found

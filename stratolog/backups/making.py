@@ -34,6 +34,7 @@ from stratolog.cluster.shard_log import topic_id
 from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UserError
 from stratolog.local.stack import Report
+from stratolog.security.private_files import private_umask, tighten
 
 ATTEMPTS = 3
 """How often a shard is taken if blocks that its keys name are deleted meanwhile."""
@@ -63,7 +64,10 @@ def make_backup(
     Raises UserError for a folder that cannot be used, Unavailable if brokers or nodes do not answer.
     """
     secret = settings.secret()
+    if settings.tls_ca_file is not None:
+        tighten(folder)
     with (
+        private_umask(),
         as_user_errors(),
         opened(folder, cluster=settings.cluster, writes=True) as repository,
         Telling(report) as telling,

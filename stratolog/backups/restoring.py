@@ -60,6 +60,7 @@ from stratolog.errors import UsageError, UserError
 from stratolog.local import stack
 from stratolog.local.stack import Report
 from stratolog.local.state import read_state
+from stratolog.security.private_files import private_umask
 
 NODE_NAME = "restore"
 STAGE = "restore"
@@ -145,7 +146,10 @@ def restore_onto(settings: Settings, folder: Path, wish: RestoreWish, *, report:
 @contextmanager
 def _working(settings: Settings, folder: Path, report: Report) -> Iterator[tuple[BackupRepository, Telling]]:
     """Open the backups, and keep other restores out of the data directory; raises UserError if one is at work."""
-    with as_user_errors(), opened(folder, cluster=None, writes=False) as repository, Telling(report) as telling:
+    with (
+        private_umask(), as_user_errors(), opened(folder, cluster=None, writes=False) as repository,
+        Telling(report) as telling,
+    ):  # fmt: skip
         path = _stage(settings) / LOCK_FILE
         with disk(path):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,8 @@ NODES = "NODES"
 CONTROLLER = "CONTROLLER"
 PASSWORDS = "passwords"
 """Name of what reads passwords from files for a broker."""
+TLS_VERSION = "TLSv1.3"
+"""What all listeners speak, and nothing else, as all other servers of a cluster."""
 OPERATOR = "operator"
 """Name of the administrator as whom the local stack's commands ask."""
 
@@ -71,6 +73,8 @@ def listener_properties(
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(own.trust_store),
         "ssl.endpoint.identification.algorithm": "https",
+        "ssl.protocol": TLS_VERSION,
+        "ssl.enabled.protocols": TLS_VERSION,
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": "false",
         "super.users": super_users(OPERATOR, brokers),

@@ -16,6 +16,7 @@ from stratolog.configuration.node_configs import datanode_config
 from stratolog.errors import Unavailable, UsageError, UserError
 from stratolog.extras import libraries_of
 from stratolog.nodes.node_http import http_to, url_of
+from stratolog.security.private_files import be_private
 
 PREPARE_TIMEOUT_S = 180.0
 """How long closing all containers and pipelines may take."""
@@ -54,6 +55,7 @@ def run(context: typer.Context, name: Name = None, *, node: OldName = None) -> N
         config = datanode_config(settings, node)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    be_private(config.data_dir)
     with libraries_of("datanode"):
         from datanode_processors import node as datanode
         from replicated_db.shell import logs

@@ -29,6 +29,7 @@ from stratolog.drills.core.report import COULD_NOT_RUN, PASSED, DrillReport, Dri
 from stratolog.drills.kit import catalogue
 from stratolog.drills.kit.catalogue import DrillPlace
 from stratolog.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UsageError
+from stratolog.security.private_files import private_umask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -219,7 +220,7 @@ def _told(
     """Run a drill, and print its steps as they end."""
     from stratolog.drills.kit.session import Session, run
 
-    with _ended_in_order(), _telling(as_json) as (tell, begin):
+    with private_umask(), _ended_in_order(), _telling(as_json) as (tell, begin):
         session = Session(tell, begin)
         with interruptible(lambda: _what_was_touched(session)):
             return run(name, shard, drill, data_dir=settings.data_dir, session=session)

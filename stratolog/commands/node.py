@@ -14,6 +14,7 @@ from stratolog.configuration.node_configs import node_config
 from stratolog.configuration.tracing import tracer_of
 from stratolog.errors import UsageError
 from stratolog.extras import libraries_of
+from stratolog.security.private_files import be_private
 
 
 def register(app: typer.Typer) -> None:
@@ -36,6 +37,7 @@ def run(
         config = node_config(settings, name)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    be_private(config.data_dir)
     with libraries_of("om"):
         from om_processors import node
         from replicated_db.shell import logs

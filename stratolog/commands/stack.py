@@ -54,7 +54,18 @@ def up(
     ui: Annotated[bool | None, typer.Option(help="Run the dashboard; its address is printed.")] = None,
     secure: Annotated[
         bool | None,
-        typer.Option(help="Brokers that know who asks: TLS, certificates, passwords, ACLs. It stays so until changed."),
+        typer.Option(
+            help="Everybody proves who he is: TLS, certificates, passwords, ACLs, and users who sign. It stays so until "
+            "changed."
+        ),
+    ] = None,
+    auth: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|signed",
+            help="Whom nodes believe: anybody, or who signs ('admin user add'). It stays so until changed; '--secure' "
+            "makes it signed.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -65,7 +76,7 @@ def up(
     fresh = "datanodes" not in settings.explicit and not (settings.data_dir / state.SETTINGS_FILE).exists()
     count = DEFAULT_DATANODES if datanodes is None and fresh else datanodes
     named = None if count is None else datanodes_of(settings, count)
-    settings = settings.with_values(brokers=brokers, audit=audit, ui=ui, datanodes=named, secure=secure)
+    settings = settings.with_values(brokers=brokers, audit=audit, ui=ui, datanodes=named, secure=secure, auth=auth)
     check_installed(settings)
     with (
         progress(as_json) as report,

@@ -42,6 +42,7 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
         tls=server_tls(settings),
         block_tokens=has_block_tokens(settings),
         http_hosts=settings.own_hosts(),
+        named_hosts=frozenset(settings.http_hosts),
     )
 
 
@@ -116,4 +117,5 @@ def datanode_config(settings: Settings, name: str) -> DatanodeConfig:
         tls=server_tls(settings),
         block_tokens=has_block_tokens(settings),
         http_hosts=settings.own_hosts(),
+        named_hosts=frozenset(settings.http_hosts),
     )

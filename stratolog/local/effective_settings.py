@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from schemas.kafka.connection import CA_FILE, CERTIFICATE_FILE
+from schemas.settings.table import AUTH_SIGNED
 from stratolog.brokers.at_rest import encrypt, ensure_key, key_file_of
 from stratolog.brokers.identities import authority_of, operator_options
 from stratolog.configuration.loading import load_settings
-from stratolog.configuration.settings import Settings
+from stratolog.configuration.settings import DECLARED, Settings
 from stratolog.errors import UsageError
 from stratolog.local.ports import Moved, free_datanodes, free_ports, with_free_ports
 from stratolog.local.state import SETTINGS_FILE, StackState
@@ -20,13 +21,15 @@ FIXED = ("cluster", "shards", "brokers", "response_partitions", "durability")
 """Settings that are built into the data: a stack's data directory refuses others."""
 _OPEN: Mapping[str, Any] = {"tls_ca_file": None, "tls_certificate_file": None, "tls_key_file": None}
 """What a stack has that speaks in clear."""
+KEPT = ("auth", "block_tokens")
+"""Settings that stay as the stack has them until somebody says otherwise, as ``secure`` does (decision 0107)."""
 
 
 def effective_settings(settings: Settings, before: StackState) -> tuple[Settings, tuple[Moved, ...]]:
     """Return the settings with the stack's addresses, and the processes that listen elsewhere than the settings say."""
     path = settings.data_dir / SETTINGS_FILE
     stored = load_settings(path, environment={}) if path.exists() else None
-    settings = _with_security(settings, stored, before)
+    settings = _with_security(_with_kept(settings, stored, before), stored, before)
     if stored is None:
         return with_free_ports(settings)
     for name in FIXED:
@@ -51,6 +54,30 @@ def effective_settings(settings: Settings, before: StackState) -> tuple[Settings
     if before.running():
         return replace(settings, bootstrap_servers=stored.bootstrap_servers, nodes=stored.nodes), tuple(moved)
     return with_free_ports(settings)
+
+
+def _with_kept(settings: Settings, stored: Settings | None, before: StackState) -> Settings:
+    """Return the settings with whom nodes believe, as this stack has it; raises UsageError to change it while it runs.
+
+    A stack that becomes secure has ``auth = signed``, unless somebody says otherwise.
+    """
+    was_secure = bool(stored and stored.secure)
+    is_secure = was_secure if settings.secure is None else settings.secure
+    for name in KEPT:
+        if name in settings.explicit or getattr(settings, name) != DECLARED[name].default:
+            continue
+        if name == "auth" and is_secure and not was_secure:
+            settings = replace(settings, auth=AUTH_SIGNED)
+        elif stored is not None and (name != "block_tokens" or is_secure):  # tokens travel in TLS alone
+            settings = replace(settings, **{name: getattr(stored, name)})
+    if stored is not None and before.running():
+        for name in KEPT:
+            if getattr(settings, name) != getattr(stored, name):
+                raise UsageError(
+                    f"processes of the stack in {settings.data_dir} run with {name} = {getattr(stored, name)}: "
+                    f"'stratolog down' first, then it can change to {getattr(settings, name)}"
+                )
+    return settings
 
 
 def _with_security(settings: Settings, stored: Settings | None, before: StackState) -> Settings:

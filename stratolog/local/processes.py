@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stratolog.errors import Unavailable
+from stratolog.security.private_files import FILE_MODE, FOLDER_MODE, PRIVATE_UMASK
 from transport.waiting.deadline import Deadline
 
 POLL_INTERVAL_S = 0.05
@@ -83,12 +84,15 @@ def spawn(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Process:
-    """Start a process, its output appended to ``log``; raises Unavailable if it cannot be started."""
+    """Start a process, its output appended to ``log``; raises Unavailable if it cannot be started.
+
+    What it makes, and its log, is for its account alone.
+    """
     argv = [str(word) for word in command]
     if not detached and sys.platform == "linux":
         argv = [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), *argv]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    log.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    with open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE), "ab") as output:
         try:
             child = subprocess.Popen(
                 argv,
@@ -98,6 +102,7 @@ def spawn(
                 env=None if env is None else dict(env),
                 cwd=cwd,
                 start_new_session=True,
+                umask=PRIVATE_UMASK,
             )
         except OSError as error:
             raise Unavailable(f"cannot start {argv[0]}: {error.strerror}") from error

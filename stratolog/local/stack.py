@@ -27,6 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from schemas.security.tls import scheme_of
+from schemas.settings.table import AUTH_NONE
 from schemas.settings.values import DatanodeAddress, NodeAddress
 from stratolog.brokers.identities import authority_of, broker_identities
 from stratolog.configuration.cluster_secret import make_secret
@@ -54,10 +55,15 @@ from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, 
 from stratolog.local.topics import TopicPlan, ensure_topics
 from stratolog.nodes.node_http import learn
 from stratolog.nodes.readiness import has_usable_pipeline, is_led
+from stratolog.security.private_files import private_umask, tighten
 
 Report = Callable[[str], None]
 """Called with what is going on, in words."""
 
+UNSIGNED = (
+    "auth is none: nodes believe whatever name a request has, so users are not safe from each other; 'up --auth signed', "
+    "after 'down', has them sign"
+)
 NODES_TIMEOUT_S = 120.0
 AUDIT_TIMEOUT_S = 180.0
 DATANODES_TIMEOUT_S = 120.0
@@ -77,7 +83,7 @@ def up(
     address that a person wrote down is taken.
     """
     check_java()
-    with states.locked(settings.data_dir), states.writing(settings.data_dir):
+    with private_umask(), states.locked(settings.data_dir), states.writing(settings.data_dir):
         before = states.read_state(settings.data_dir) or StackState()
         try:
             effective, moved = effective_settings(settings, before)
@@ -85,6 +91,8 @@ def up(
             remove_if_empty(settings.data_dir)
             raise
         learn(effective)
+        if effective.secure and (count := tighten(settings.data_dir, again=not before.running())):
+            report(f"{count} files and folders are for this account alone now")
         for one in moved:
             report(str(one))
         started = _Start(effective, before, detached=detached, report=report, moved=moved, before_nodes=before_nodes)
@@ -105,7 +113,7 @@ def down(settings: Settings, *, remove_data: bool = False, report: Report = lamb
     """
     if not settings.data_dir.is_dir():
         return ()
-    with states.locked(settings.data_dir), states.writing(settings.data_dir):
+    with private_umask(), states.locked(settings.data_dir), states.writing(settings.data_dir):
         running = _to_be_stopped(settings.data_dir, report).running()
         if running:
             report(f"stopping {', '.join(member.name for member in running)}")
@@ -161,8 +169,8 @@ class _Start:
     def run(self) -> None:
         """Start what is missing, each kind once the kind before it serves."""
         (self._data_dir / SETTINGS_FILE).write_text(self._settings.to_toml())
-        if self._settings.secure and self._settings.key_encryption_file is None:
-            self._report("keys and secrets are in clear: 'stratolog admin keys encrypt', after 'down', encrypts them")
+        for words in weaknesses(self._settings):
+            self._report(words)
         self._start_brokers()
         if make_secret(self._settings.secret_file, self._settings.keys()):
             self._report(f"the cluster's secret, in {self._settings.secret_file}")
@@ -314,6 +322,17 @@ class _Start:
         if not done or not running():
             what = "ended at its start" if done else f"is not ready after {AUDIT_TIMEOUT_S:.0f} s"
             raise Unavailable(f"the Spark audit {what}:\n{log_tail(audit.log)}")
+
+
+def weaknesses(settings: Settings) -> list[str]:
+    """Return what a secure stack leaves open, with what ends it."""
+    found = {
+        "keys and secrets are in clear: 'stratolog admin keys encrypt', after 'down', encrypts them": (
+            settings.key_encryption_file is None
+        ),
+        UNSIGNED: settings.auth == AUTH_NONE,
+    }
+    return [words for words, is_so in found.items() if settings.secure and is_so]
 
 
 def topic_plan(settings: Settings) -> TopicPlan:

@@ -21,6 +21,7 @@ from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import NAMES, Settings
 from stratolog.errors import Unavailable, UserError
 from stratolog.local.processes import Process
+from stratolog.security.private_files import private_umask
 
 STATE_FILE = "stack.json"
 SETTINGS_FILE = "stack.toml"
@@ -138,7 +139,8 @@ def write_state(data_dir: Path, state: StackState) -> None:
     scratch = path.with_suffix(f".{os.getpid()}")
     with writing(data_dir):
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(text + "\n")
+        with private_umask():
+            scratch.write_text(text + "\n")
         scratch.replace(path)
 
 

@@ -1,4 +1,4 @@
-"""Files that nobody but their owner may read, written whole or not at all."""
+"""Files that nobody but their owner may read: written whole or not at all, or taken from others (decision 0107)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stratolog.errors import UsageError
@@ -15,6 +15,10 @@ from transport.files.durable_files import sync_folder
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
+PRIVATE_UMASK = 0o077
+"""Of every process of a cluster: what it makes is for its account alone."""
+OTHERS = 0o077
+STRANGERS = 0o007
 MAX_FILE_BYTES = 1024 * 1024
 """A longer file is none of ours."""
 
@@ -28,6 +32,66 @@ def make_private_folder(path: Path) -> None:
         raise UsageError(f"{path} cannot be made: {error.strerror}") from error
     if mode & 0o077:
         raise UsageError(f"{path} may be entered by others (mode {mode:04o}): 'chmod 700 {path}'")
+
+
+@contextmanager
+def private_umask() -> Iterator[None]:
+    """Have this process make files and folders for its account alone meanwhile."""
+    before = os.umask(PRIVATE_UMASK)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def be_private(folder: Path) -> None:
+    """Have this process make files for its account alone from now on, and those in ``folder`` be so. Raises UsageError.
+
+    For a process that is about to serve: its files are users' bytes.
+    """
+    os.umask(PRIVATE_UMASK)
+    tighten(folder)
+
+
+def tighten(folder: Path, *, again: bool = False) -> int:
+    """Take a folder, and all files in it, from others; return how many had been theirs. Nothing is made.
+
+    The folder is closed first, so nobody can put a link into it meanwhile. One that is closed already is not looked
+    into, unless ``again``: processes of an older release may have made files in it. Raises UsageError for what belongs
+    to another account and strangers may enter.
+    """
+    try:
+        mode = folder.stat().st_mode
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be looked at: {error.strerror}") from error
+    if not mode & OTHERS and not again:
+        return 0
+    changed = int(_take_from_others(folder, mode))
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(parent, name)
+            with suppress(FileNotFoundError):  # a process has removed it
+                found = path.lstat().st_mode
+                if stat.S_ISREG(found) or stat.S_ISDIR(found):
+                    changed += _take_from_others(path, found)
+    return changed
+
+
+def _take_from_others(path: Path, mode: int) -> bool:
+    if not mode & OTHERS:
+        return False
+    try:
+        path.chmod(stat.S_IMODE(mode) & ~OTHERS)
+    except PermissionError as error:
+        if not mode & STRANGERS:
+            return False  # a volume that its group may write, as containers have them
+        raise UsageError(
+            f"{path} belongs to another account, and strangers may use it (mode {stat.S_IMODE(mode):04o}): its owner "
+            f"gives 'chmod o-rwx {path}'"
+        ) from error
+    return True
 
 
 def read_private(path: Path, *, setting: str = "", most: int = MAX_FILE_BYTES) -> bytes | None:

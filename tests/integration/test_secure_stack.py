@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
 import socket
 import ssl
+import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,6 +109,35 @@ def test_members_write_their_own_logs_alone(secure):
     # A name that nobody was let in with may do nothing, whatever its role.
     assert code_of(write_error(secure.as_member(Role.OM, "om9"), "om.log")) == DENIED
     assert code_of(read_error(secure.as_member(Role.CLIENT, "mallory"), "om.responses.alice")) == DENIED
+
+
+def test_a_clients_certificate_writes_nothing_to_the_brokers(secure):
+    """Nor does it once it is revoked: brokers do not look at the list. The user of that name has a password."""
+    alice = secure.as_member(Role.CLIENT, "alice")
+    assert {topic: code_of(write_error(alice, topic)) for topic in ("om.requests", "om.log")} == dict.fromkeys(
+        ("om.requests", "om.log"), DENIED
+    )
+    assert code_of(read_error(alice, "om.responses.alice")) == DENIED
+    assert read_error(secure.as_user("alice"), "om.responses.alice") is None
+
+
+def test_no_port_of_the_brokers_speaks_older_tls(secure):
+    ports = [(host, port) for name, host, port in listening(secure) if name == "broker-1"]
+    assert len(ports) >= 3
+
+    def version_of(host: str, port: int, wanted: ssl.TLSVersion) -> str | None:
+        context = ssl.create_default_context(cafile=secure.authority.ca_file)
+        context.minimum_version = context.maximum_version = wanted
+        reached = "127.0.0.1" if host in ("0.0.0.0", "::") else host.removeprefix("::ffff:")
+        try:
+            with socket.create_connection((reached, port), 5) as sock:
+                with context.wrap_socket(sock, server_hostname="127.0.0.1") as tls:
+                    return tls.version()
+        except OSError:
+            return None
+
+    assert [version_of(*one, ssl.TLSVersion.TLSv1_2) for one in ports] == [None] * len(ports)
+    assert [version_of(*one, ssl.TLSVersion.TLSv1_3) for one in ports] == ["TLSv1.3"] * len(ports)
 
 
 def test_a_user_changes_no_topics_rights_or_users(secure):
@@ -385,8 +420,10 @@ def test_a_revoked_certificate_is_refused_by_running_processes(secure):
     ensure_access(admin_of(secure.settings.connection), [(KafkaPrincipal.OM, "om9")])
     om9 = client_settings(secure.as_member(Role.OM, "om9"), {"log_level": 0})
 
+    open_since_before = Producer(om9)
+
     def error_at_brokers() -> KafkaError | None:
-        found: KafkaError | None = Producer(om9).list_topics("om.log", timeout=20).topics["om.log"].error
+        found: KafkaError | None = open_since_before.list_topics("om.log", timeout=20).topics["om.log"].error
         return found
 
     assert error_at_brokers() is None
@@ -544,3 +581,93 @@ def test_keys_are_changed_written_in_clear_and_encrypted_on_a_real_stack(tmp_pat
         keyed.close()
     assert not key_file.exists()
     assert (tmp_path / "elsewhere" / "key").exists(), "a file that a person has named is a person's"
+
+
+NOBODY = 65_534
+PUBLIC = re.compile(r"-----BEGIN CERTIFICATE-----.*-----END CERTIFICATE-----\s*", re.DOTALL)
+
+
+def read_as_nobody(paths: Sequence[Path]) -> dict[str, int]:
+    """Return which of the files another account can open, with how many bytes it reads of each."""
+    code = (
+        "import json, os, sys\n"
+        f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
+        "found = {}\n"
+        "for path in json.load(sys.stdin):\n"
+        "    try:\n"
+        "        with open(path, 'rb') as file:\n"
+        "            found[path] = len(file.read(1 << 20))\n"
+        "    except OSError:\n"
+        "        pass\n"
+        "print(json.dumps(found))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code], input=json.dumps([str(path) for path in paths]), capture_output=True,
+        text=True, timeout=60, check=True,
+    )  # fmt: skip
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another account")
+def test_another_account_of_the_machine_reads_nothing_of_a_secure_stack():
+    """Neither a file, nor what processes are started with: nor of one that an older release has left open to all."""
+    base = Path(tempfile.mkdtemp(prefix="stratolog-accounts-"))
+    base.chmod(0o755)  # pytest's own folder would keep others out
+    data = base / "stack"
+    settings = secure_settings(data, auth="signed", audit=True, ui=True, nodes=secure_settings(data).nodes)
+    try:
+        secure = SecureStack(stack.up(settings, detached=False))
+        for words in (("admin", "kafka-user", "add", "alice"), ("admin", "certificate", "make", "alice"),
+                      ("admin", "user", "add", "alice", "--file", str(base / "alice.credentials")),
+                      ("backup", str(base / "backups"))):  # fmt: skip
+            done = secure.stratolog(*words)
+            assert done.returncode == 0, (words, done.stderr[-2000:])
+        _reads_nothing(secure, base)
+        stack.down(secure.settings)
+        for path in (data, *data.rglob("*")):  # as an older release has left it
+            if not any(map(path.is_relative_to, (data / "authority", data / "kafka-users"))) and not path.is_symlink():
+                path.chmod(
+                    0o755 if path.is_dir() else 0o600 if path.name in ("cluster-secret", "audit.credentials") else 0o644
+                )
+        assert len(read_as_nobody(list(data.rglob("*")))) > 100
+        said: list[str] = []
+        stack.up(replace(secure.settings, explicit=frozenset()), detached=False, report=said.append)
+        assert any("files and folders are for this account alone now" in line for line in said)
+        _reads_nothing(secure, base)
+    finally:
+        stack.down(settings, remove_data=True)
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def _reads_nothing(secure: SecureStack, base: Path) -> None:
+    folder = secure.settings.data_dir
+    found = state.read_state(folder)
+    assert found is not None
+    processes = [psutil.Process(member.process.pid) for member in found.members]
+    processes += [child for one in processes for child in one.children(recursive=True)]
+    assert len({member.name for member in found.members}) == 7
+    files = [path for path in base.rglob("*") if path.is_file()]
+    assert len(files) > 300
+    # Spark lets everybody execute the jars that it has copied, and nobody comes there.
+    open_to_others = [path for path in files if path.stat().st_mode & 0o066]
+    open_to_others += [path for path in (folder, *folder.rglob("*")) if path.is_dir() and path.stat().st_mode & 0o077]
+    assert open_to_others == []
+    # What processes keep elsewhere: only what came with the software, and the system's own.
+    for process in processes:
+        own = [Path(one.path) for one in process.open_files() if Path(one.path).stat().st_mtime > process.create_time()]
+        files += [path for path in own if not path.is_relative_to("/proc") and not path.is_relative_to("/sys")]
+        files += [Path(f"/proc/{process.pid}/{name}") for name in ("environ", "maps", "mem", "io", "stack")]
+        files += [Path(f"/proc/{process.pid}/fd/{number}") for number in range(64)]
+    read = read_as_nobody(files)
+    assert [path for path, length in read.items() if length and not PUBLIC.fullmatch(Path(path).read_text())] == []
+    secrets = [one.content for one in at_rest.secret_files(secure.settings)]
+    keys = KeyEncryption(secure.settings.key_encryption_file or Path())
+    clear = [at_rest._clear(one, keys) for one in at_rest.secret_files(secure.settings)]
+    secrets += [one.splitlines()[1] if b"PRIVATE KEY" in one else one.strip() for one in clear]
+    secrets += [*keys.keys(), (base / "alice.credentials").read_bytes().split()[2]]
+    for process in processes:
+        shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        assert shown
+        assert not [one for one in secrets if one in shown], process

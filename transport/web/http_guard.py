@@ -15,6 +15,10 @@ resolves to the node's address (DNS rebinding). Rules, for every path:
    secret; any other may do what rule 3 leaves open.
 5. Where users sign their calls (``signed``), a call of another scheme of Authorization passes, whatever its method: it
    is judged behind this guard, which must refuse what changes something to all but administrators.
+6. ``for_holders``, on a TLS server: what every holder of a certificate may read. The rest, such as replicas' rows, is
+   for members and operators (``READERS``). The audit reads the rows of a digest's bucket, too.
+7. A proof is for one server: the signed ``Host`` must be this server's (:meth:`HttpGuard.is_meant`). So whoever has
+   received a call cannot send it to another node (decision 0107).
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from aiohttp import web
 
 from schemas.privilege import AUTHORIZATION, SCHEME, ClusterSecret
 from schemas.result_codes import PERMISSION_DENIED
-from schemas.security.certificates import ADMINISTRATORS, PeerIdentity, WrongPeer, identity_of
+from schemas.security.certificates import ADMINISTRATORS, READERS, PeerIdentity, Role, WrongPeer, identity_of
 
 ANY_HOST = "*"
 CALLER: web.RequestKey[object] = web.RequestKey("stratolog.caller", object)
@@ -37,6 +41,11 @@ CALLER: web.RequestKey[object] = web.RequestKey("stratolog.caller", object)
 OPEN_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 FOREIGN_SITES = frozenset({"cross-site", "same-site"})
 """``Sec-Fetch-Site`` of requests that a page of another origin makes."""
+OPEN_PATHS = re.compile(r"/health|/status|/metrics")
+"""The state of the process: no name of an object, a user or a group. On a TLS server for whoever is known."""
+AUDITOR_PATHS = re.compile(r"/v1/shards/[0-9]{1,9}/rows")
+"""What the running audit reads, and nothing else: rows of a digest's bucket, by which it names keys."""
+MAX_PORT_DIGITS = 5
 MAX_SHOWN_CHARACTERS = 100
 READ_INDEX = re.compile(r"/v1/shards/[0-9]{1,9}/read-index")
 
@@ -49,21 +58,30 @@ class HttpGuard:
 
     def __init__(
         self, secret: ClusterSecret | None, hosts: Collection[str] = (), open_posts: re.Pattern[str] | None = None,
-        *, secure: bool = False, signed: bool = False,
+        *, secure: bool = False, signed: bool = False, for_holders: re.Pattern[str] | None = None,
+        address: str | None = None, named: Collection[str] = (),
     ) -> None:  # fmt: skip
-        """``secure``: the server speaks TLS. ``signed``: behind this guard another one judges signatures of users."""
+        """``secure``: the server speaks TLS. ``signed``: behind this guard another one judges signatures of users.
+
+        ``for_holders`` matches paths (rule 6); None: all. ``address`` is the server's own ``host:port``, and ``named``
+        are names that a person gave it (rule 7); without an address proofs are good for whatever ``Host`` they name.
+        """
         self._secure = secure
         self._signed = signed
+        self._for_holders = for_holders
+        self._address = None if address is None else self._host_and_port(address)
+        self._named = frozenset(name.lower().strip("[]") for name in (*named, socket.gethostname()))
         self._secret = secret
         self._open_posts = (READ_INDEX,) if open_posts is None else (READ_INDEX, open_posts)
         self._hosts = frozenset(host.lower() for host in (*hosts, socket.gethostname()))
 
     def refusal(
-        self, method: str, target: str, headers: Mapping[str, str], caller: PeerIdentity | None = None
+        self, method: str, target: str, headers: Mapping[str, str], caller: PeerIdentity | None = None,
+        local: tuple[str, int] | None = None,
     ) -> str | None:  # fmt: skip
         """Say why a request is refused; None if it is not. ``target`` is the path with its query, as it was sent.
 
-        ``caller`` is who the certificate names that the peer has shown.
+        ``caller`` is who the certificate names that the peer has shown; ``local`` is where the connection ends here.
         """
         host = headers.get("Host", "")
         if not self._is_own(host):
@@ -81,16 +99,20 @@ class HttpGuard:
         if caller is not None and caller.role in ADMINISTRATORS:
             return None
         is_open = not self.changes(method, target)
-        if is_open and (caller is not None or not self._secure):
+        if is_open and (not self._secure or (caller is not None and self._may_read(caller, target))):
             return None
         if self._secret is None:
             return "this server has no secret, and so takes no calls that change anything"
         given = headers.get(AUTHORIZATION)
         if self._secret.authorizes(given, method, host, target):
-            return None
+            return None if self.is_meant(host, local) else self.of_another(host)
         if self._signed and given is not None and not given.startswith(f"{SCHEME} "):
             return None
         what = "has no" if given is None else "has a wrong"
+        if is_open and caller is not None:
+            return (
+                f"{target.partition('?')[0][:MAX_SHOWN_CHARACTERS]} is for members and operators, and not for {caller}"
+            )
         if is_open:
             return (
                 f"this server answers nobody whom it does not know: the caller has shown no certificate, and {what} header "
@@ -106,6 +128,44 @@ class HttpGuard:
         return method not in OPEN_METHODS and not (
             method == "POST" and any(one.fullmatch(target) for one in self._open_posts)
         )
+
+    def is_meant(self, host: str, local: tuple[str, int] | None) -> bool:
+        """Say whether a call that was signed for ``host`` is for this server, on whose socket ``local`` it came.
+
+        It is if the port is that of the server, and the name is the server's own, one that a person gave it, or the
+        address at which the call came. ``*`` among the names stands for any.
+        """
+        if self._address is None or ANY_HOST in self._named:
+            return True
+        (name, port), (own, own_port) = self._host_and_port(host), self._address
+        came_at, came_port = ("", own_port) if local is None else (local[0].removeprefix("::ffff:"), local[1])
+        if port not in (own_port, came_port):
+            return False
+        if name == own or name in self._named:
+            return True
+        if name == "localhost" or name.endswith(".localhost"):
+            return _is_loopback(came_at)
+        return _is_address(name) and _is_address(came_at) and ip_address(name) == ip_address(came_at)
+
+    def of_another(self, host: str) -> str:
+        """Say why a call is refused that was signed for another server."""
+        own, port = self._address or ("", 0)
+        return (
+            f"the call is signed for {host[:MAX_SHOWN_CHARACTERS]!r}, and this server is {own}:{port}: the setting "
+            "'http_hosts' names other names of it"
+        )
+
+    def _host_and_port(self, host: str) -> tuple[str, int]:
+        name, _, port = host.rpartition(":")
+        if not (port.isascii() and port.isdecimal() and len(port) <= MAX_PORT_DIGITS):
+            name, port = host, "443" if self._secure else "80"
+        return name.lower().removesuffix(".").removeprefix("[").removesuffix("]"), int(port)
+
+    def _may_read(self, caller: PeerIdentity, target: str) -> bool:
+        path = target.partition("?")[0]
+        return (
+            self._for_holders is None or is_reader(caller, path) or self._for_holders.fullmatch(path) is not None
+        )  # fmt: skip
 
     def _is_own(self, host: str) -> bool:
         # An empty Host passes: every browser sends one.
@@ -125,7 +185,7 @@ class HttpGuard:
                 refusal: str | None = "a request names one host, and one origin"
             else:
                 caller = request[CALLER] = _caller(request)
-                refusal = self.refusal(request.method, request.raw_path, headers, caller)
+                refusal = self.refusal(request.method, request.raw_path, headers, caller, local_of(request))
             if refusal is not None:
                 return web.json_response({"error": PERMISSION_DENIED, "message": refusal}, status=403)
             return await handler(request)
@@ -140,6 +200,21 @@ def _caller(request: web.Request) -> PeerIdentity | None:
         return identity_of(certificate) if certificate else None
     except WrongPeer:
         return None
+
+
+def is_reader(caller: PeerIdentity, path: str) -> bool:
+    """Say whether a certificate's holder may read what is not for users."""
+    return caller.role in READERS or (caller.role is Role.AUDIT and AUDITOR_PATHS.fullmatch(path) is not None)
+
+
+def local_of(request: web.Request) -> tuple[str, int] | None:
+    """Return address and port of this end of a request's connection; None if it has gone."""
+    found = request.get_extra_info("sockname")
+    return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None
+
+
+def _is_loopback(name: str) -> bool:
+    return _is_address(name) and ip_address(name).is_loopback
 
 
 def _is_address(name: str) -> bool:

@@ -18,6 +18,7 @@ from stratolog.configuration.settings import Settings
 from stratolog.errors import UsageError
 from stratolog.local.jars import kafka_jars
 from stratolog.local.kafka import KafkaCluster, Listener, check_java
+from stratolog.security.private_files import be_private
 
 CONTROLLER_PORT = 29_093
 NEEDED = ("node_bootstrap_servers", "tls_ca_file", "tls_certificate_file", "key_encryption_file")
@@ -81,6 +82,7 @@ def run_broker(settings: Settings, number: int) -> None:
     """
     check_java()
     cluster = broker_cluster(settings, number, kafka_jars(settings.cache_dir))
+    be_private(cluster.folder)
     cluster.format([number])
     command = cluster.broker_command(number)
     os.execv(command[0], command)

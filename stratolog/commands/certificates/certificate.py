@@ -162,7 +162,7 @@ def _take_rights(settings: Settings, holder: PeerIdentity | None) -> str:
             "down', remove authority/, 'stratolog up'"
         )
     if holder.role not in kinds:
-        return "brokers do not look at the list; the holder has no rights there"
+        return "the holder has no rights on brokers, once they have been started by this release"
     running = connected(settings)
     try:
         remove_access(admin_of(running.connection), kinds[holder.role], holder.name)

@@ -35,6 +35,7 @@ def secure_settings(folder: Path, **more: Any) -> Settings:
     return replace(
         Settings(
             data_dir=folder, cache_dir=default_cache_dir(), bootstrap_servers=f"127.0.0.1:{ports[0]}", shards=1, audit=False, ui=False, secure=True,
+            auth="none", explicit=frozenset({"auth"}),
             nodes=(NodeAddress(name="om1", host="127.0.0.1", port=ports[1]),),
             datanodes=tuple(
                 DatanodeAddress(name=f"dn{n}", host="127.0.0.1", port=ports[2 * n], http_port=ports[2 * n + 1])

@@ -30,11 +30,14 @@ from replicated_db.shell.system import SystemClock
 from schemas import stream_errors as codes
 from schemas.column_families import PIPELINE_TABLE
 from schemas.records.datanode import Member, OpenPipeline, PutBlock
+from schemas.security.certificates import PeerIdentity, Role
 from schemas.sharding import MAX_PIPELINES
 from schemas.topics import DN_AUDIT, DN_HEARTBEATS, DN_LOG
 from tests.support.datanodes.checksums import checksums_of
 from tests.support.local.memory_broker import PARTITIONS, MemoryBroker, memory_broker
+from tests.support.local.secret import SECRET
 from tests.support.local.waiting import deadlines_by, eventually
+from tests.support.security.certified import Certified
 
 PARTITION, CONTAINER, CELL = 3, 256 + 3, 512
 Make = Callable[..., DatanodeProcess]
@@ -583,3 +586,29 @@ def test_a_datanode_whose_folder_is_gone_ends_and_says_so(make: Make, monkeypatc
     error = died.get(timeout=30)
     assert isinstance(error, StopProcess)
     assert f"{node.config.data_dir} was removed, unmounted or replaced" in str(error)
+
+
+def test_rows_of_a_datanode_are_not_for_clients(tmp_path: Path):
+    """They hold chunks of small blocks: whoever has no token for a block would have its bytes."""
+    tls = Certified(tmp_path / "authority").tls("dn1", Role.DATANODE)
+    guard = module.guard_of(config_of(tmp_path, "127.0.0.1:1", tls=tls))
+    headers = {"Host": "127.0.0.1:1"}
+
+    def readers_of(target: str) -> set[Role]:
+        peers = {role: PeerIdentity(name="x", role=role) for role in Role}
+        return {role for role, peer in peers.items() if guard.refusal("GET", target, headers, peer) is None}
+
+    assert readers_of("/status") == set(Role)
+    for target in (
+        "/v1/shards/0/row?cf=chunks&key=00",
+        "/v1/shards/0/rows",
+        "/v1/shards/0/digest",
+        "/v1/transfers/1/2",
+    ):
+        own = {Role.AUDIT} if target.endswith("/rows") else set()
+        assert readers_of(target) == {Role.OM, Role.DATANODE, Role.ADMIN, Role.DASHBOARD} | own
+    proof = {"Host": "127.0.0.1:1", "Authorization": SECRET.authorization("GET", "127.0.0.1:1", "/v1/shards/0/row")}
+    known = module.guard_of(config_of(tmp_path, "127.0.0.1:1", tls=tls, secret=SECRET))
+    assert known.refusal("GET", "/v1/shards/0/row", proof, None, ("127.0.0.1", 1)) is None
+    other = module.guard_of(config_of(tmp_path, "127.0.0.1:1", tls=tls, secret=SECRET, http_port=2))
+    assert "this server is 127.0.0.1:2" in str(other.refusal("GET", "/v1/shards/0/row", proof, None, ("127.0.0.1", 2)))

@@ -33,8 +33,10 @@ from replicated_db.shell import process
 from replicated_db.shell.rocks import RocksStore
 from replicated_db.shell.startup import Topics, WrongSetting
 from schemas.codecs.codec import encode
+from schemas.door.frames import DOOR_PATH
 from schemas.records.log import LateRequest, Result, Tick
 from schemas.records.messages import CreateVolume, Evidence, Response
+from schemas.security.certificates import READERS, PeerIdentity, Role
 from schemas.topics import OM_AUDIT, OM_LOG, OM_REJECTED, OM_REQUESTS, OM_RESPONSES
 from stratolog.local.ports import free_ports
 from stratolog.local.processes import wait_until
@@ -42,6 +44,7 @@ from tests.support.local.memory_broker import MemoryBroker, memory_broker
 from tests.support.local.secret import SECRET
 from tests.support.om.om_world import request_of
 from tests.support.replicated.kit import batch, request_batch
+from tests.support.security.certified import Certified
 
 SHARDS = 2
 DEADLINE_S = 30.0
@@ -386,3 +389,27 @@ def test_a_node_hands_over_before_its_worker_stops(
     assert not (tmp_path / FILE_NAME).exists()
     assert errors == []
     close_logs(node)
+
+
+def test_replicas_rows_are_not_for_clients_of_a_node_that_believes_anybody(tmp_path: Path):
+    """With TLS, and without signatures, a certificate is all that is known of who reads."""
+    with memory_broker() as broker:
+        config = config_of(broker, tmp_path, tls=Certified(tmp_path / "authority").tls("om1", Role.OM))
+    guard = node_module.guard_of(config)
+    headers = {"Host": config.address}
+
+    def readers_of(target: str, method: str = "GET") -> set[Role]:
+        peers = {role: PeerIdentity(name="x", role=role) for role in Role}
+        return {role for role, peer in peers.items() if guard.refusal(method, target, headers, peer) is None}
+
+    for target in ("/status", "/v1/volumes", "/v1/volumes/a/buckets/b/key?name=%2e%2e", "/v1/pipelines", DOOR_PATH):
+        assert readers_of(target) == set(Role), target
+    assert readers_of("/v1/volumes/a/buckets/b/snapshot-diffs?from=s", "POST") == set(Role)
+    for target in (
+        "/v1/shards/0/rows",
+        "/v1/shards/0/row",
+        "/v1/shards/0/checkpoint",
+        "/v1/transfers/1/2",
+        "/v1/users",
+    ):
+        assert readers_of(target) == READERS | ({Role.AUDIT} if target.endswith("/rows") else set()), target

@@ -97,7 +97,7 @@ def java_principal(subject: str) -> str:
     [
         ("CN=om1,OU=om,O=stratolog", principal_of(OM, "om1")),
         ("CN=dn1,OU=datanode,O=stratolog", principal_of(DATANODE, "dn1")),
-        ("CN=alice,OU=client,O=stratolog", principal_of(USER, "alice")),
+        ("CN=alice,OU=client,O=stratolog", "User:client:alice"),
         ("CN=om:om1,OU=client,O=stratolog", "User:CN=om:om1,OU=client,O=stratolog"),
         ("CN=om1,OU=om,O=other", "User:CN=om1,OU=om,O=other"),
         ("CN=om1,OU=om,O=stratolog,C=DE", "User:CN=om1,OU=om,O=stratolog,C=DE"),
@@ -105,6 +105,15 @@ def java_principal(subject: str) -> str:
 )
 def test_a_certificates_subject_becomes_a_principal(subject, principal):
     assert f"User:{java_principal(subject)}" == principal
+
+
+def test_a_clients_certificate_has_no_rights_on_the_brokers():
+    """It may be revoked, and brokers do not look at the list: so it must not name a user, who has some."""
+    named = f"User:{java_principal('CN=alice,OU=client,O=stratolog')}"
+    assert named not in {principal_of(kind, name) for kind in ACCESS for name in ("alice", "client:alice")} - {
+        principal_of(USER, "client:alice")
+    }
+    assert topics.USER_NAME.fullmatch("client:alice") is None
 
 
 def test_no_users_name_is_a_processs():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,16 @@ def test_a_session_of_no_partitions_is_refused_before_anything_starts(tmp_path: 
     with pytest.raises(ValueError, match="shuffle_partitions must be at least 1, not 0"):
         build_session(SparkSettings(jars=(jar,), work_dir=tmp_path / "work", shuffle_partitions=0))
     assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(("umask", "told"), [(0o022, "022"), (0o077, "077")])
+def test_hadoop_makes_files_as_the_process_does(tmp_path: Path, umask: int, told: str):
+    before = os.umask(umask)
+    try:
+        assert _queries(SparkSettings(jars=(), work_dir=tmp_path))["spark.hadoop.fs.permissions.umask-mode"] == told
+        assert os.umask(umask) == umask
+    finally:
+        os.umask(before)
 
 
 # Which logs there are.

@@ -261,7 +261,7 @@ def test_too_long_a_write_or_read_is_refused(site: Site):
     assert answer(client, put_block(DATA, 1), short) == INVALID
     assert answer(client, puts(len(DATA)), short) == INVALID
     assert answer(client, read(), short) == INVALID
-    assert answer(client, read(1), short) == DATA[:CELL]
+    assert answer(client, read(1), short) == DATA[:CELL]  # cells are whole as far as the token goes
     client.open(site.routes, block=4, tokens=site.token(local_id=4, length=CELL))
     client.data(DATA[:CELL], offset=0)
     client.send(Kind.DATA, b"x", offset=CELL)
@@ -269,6 +269,31 @@ def test_too_long_a_write_or_read_is_refused(site: Site):
         client.until_end()
     assert found.value.code == INVALID
     assert all(len(node.bytes_of(4)) <= CELL for node in site.nodes)
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, CELL - 1, CELL, CELL + 1, 2 * CELL + 99, len(DATA)])
+def test_a_token_to_read_gives_no_byte_beyond_its_length(site: Site, length: int):
+    """Not the rest of the last cell either, by whichever request: a block may be longer than the key that names it."""
+    client = site.client()
+    token = site.token(READ_BLOCK, length=length)
+    for request in (read(length), replace(salvage(), offset=0, length=length)):
+        assert answer(client, request, token) == DATA[:length]
+    if length > CELL:
+        assert answer(client, replace(read(), offset=CELL, length=length - CELL), token) == DATA[CELL:length]
+    assert answer(client, read(length + 1), token) == INVALID
+
+
+def test_a_cell_that_is_cut_at_a_tokens_length_is_verified_whole(site: Site):
+    def put(byte: int) -> None:
+        with site.nodes[0].path(1).open("r+b") as file:
+            file.seek(CELL - 1)
+            file.write(bytes((byte,)))
+
+    put(DATA[CELL - 1] ^ 1)
+    try:
+        assert answer(site.client(), read(5), site.token(READ_BLOCK, length=5)) == stream_errors.CHECKSUM_MISMATCH
+    finally:
+        put(DATA[CELL - 1])
 
 
 def tokened(request: WriteBlocks, tokens: bytes) -> WriteBlocks:

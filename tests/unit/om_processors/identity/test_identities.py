@@ -270,6 +270,20 @@ def test_other_calls_are_denied(site: Site):
         assert isinstance(judged(site, wrong), Denied), wrong
 
 
+def test_a_call_that_a_node_got_is_denied_by_every_other_node(site: Site):
+    first = HttpGuard(SECRET, ("om1", "om2"), OPEN_POSTS, secure=True, signed=True, address="om2:9871")
+    guard = ReaderGuard(SECRET, site.identities, first, secure=True)
+    target = "/v1/volumes?limit=1"
+    for host, is_ours in (("om2:9871", True), ("om1:9871", False), ("10.0.0.1:9871", False), ("localhost:9871", False)):
+        for proof in (
+            user_authorization(site.ann, "GET", host, target, site.world.clock.now_ms),
+            SECRET.authorization("GET", host, target),
+        ):
+            headers = {"Host": host, "Authorization": proof}
+            found = guard.judge("GET", "/v1/volumes", target, headers, None, ("10.0.0.2", 9871))
+            assert isinstance(found, Denied) is not is_ours, host
+
+
 @pytest.mark.parametrize(
     "path", ["/v1/users", "/v1/shards/0/rows", "/v1/shards/0/row", "/v1/shards/0/digest", "/v1/transfers/t/d", "/v1/shards/0/checkpoint",
              "/v1/unheard-of", "/", "/v1/volumesx", "/status/", "/v1/shards/0/read-index"],
@@ -373,6 +387,16 @@ def test_a_certificate_of_a_member_reads_and_that_of_a_client_says_nothing_of_it
     whose = guard.judge("GET", "/v1/volumes", "/v1/volumes?limit=1", headers, peer)
     assert not isinstance(whose, Denied)
     assert whose[0] == (None if role in READERS else site.ann.name)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/users", "/v1/shards/0/row", "/v1/shards/0/digest", "/v1/volumes", "/v1/transfers/1/2"]
+)
+def test_the_audits_certificate_reads_no_more_than_its_credentials(site: Site, path: str):
+    peer = PeerIdentity(name="audit", role=Role.AUDIT)
+    assert isinstance(guard_of(site).judge("GET", path, path, {"Host": "om1:9871"}, peer), Denied)
+    posted = guard_of(site).judge("POST", "/v1/shards/0/rows", "/v1/shards/0/rows", {"Host": "om1:9871"}, peer)
+    assert isinstance(posted, Denied)
 
 
 def answered(site: Site, signer: Credentials | None, request: Request, topic: str, *, now_ms: int = 0) -> Any:

@@ -165,6 +165,16 @@ def test_only_tls_1_3_is_spoken(tmp_path: Path):
         Pair(site.tls("om1", Role.OM).server(needs_certificate=False), old).shake()
 
 
+def test_no_session_is_resumed(tmp_path: Path):
+    """A client that keeps whatever it was given has nothing by which it could go on as it was known before."""
+    site = Certified(tmp_path / "a")
+    pair = Pair(site.tls("om1", Role.OM).server(needs_certificate=True), site.tls("me", Role.CLIENT).client(AN_OM))
+    pair.shake()
+    assert pair.to_client(b"after the handshake tickets would have come") != b""
+    session = pair.client._tls.session
+    assert session is None or not session.has_ticket
+
+
 def test_without_tls_of_its_own_a_client_trusts_the_systems_authorities_and_reads_them_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

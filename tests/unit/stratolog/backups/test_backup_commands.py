@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from schemas import features
 from stratolog.backups.making import make_backup, mode_of
 from stratolog.backups.restoring import RestoreWish, chosen_backup, fitting, restore_stack
 from stratolog.cli import build_app
+from stratolog.configuration.cluster_secret import make_secret
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import Settings
 from stratolog.errors import UsageError, UserError
@@ -130,6 +132,28 @@ def test_a_backup_needs_the_clusters_secret(settings: Settings, tmp_path: Path):
     with pytest.raises(UsageError, match="cluster_secret_file"):
         make_backup(settings, tmp_path / "b", name=None, report=lambda _: None)
     assert not (tmp_path / "b").exists()
+
+
+def test_a_backup_and_its_folder_are_for_their_owner_alone(settings: Settings, tmp_path: Path):
+    make_secret(settings.secret_file)
+    folder = tmp_path / "b"
+
+    def for_others(own: Settings) -> list[Path]:
+        before = os.umask(0o022)
+        try:
+            with pytest.raises(UserError, match="name"):
+                make_backup(own, folder, name="no/name", report=lambda _: None)
+            assert os.umask(0o022) == 0o022, "the command's own files are made as before"
+        finally:
+            os.umask(before)
+        return [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077]
+
+    assert for_others(settings) == []
+    assert len(list(folder.iterdir())) >= 3
+    for path in (*folder.rglob("*"), folder):  # as an older release has left it
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    assert len(for_others(settings)) >= 4
+    assert for_others(replace(settings, tls_ca_file=tmp_path / "ca.pem")) == []
 
 
 def said(*words: str) -> tuple[int, str]:

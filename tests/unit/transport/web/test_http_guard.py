@@ -203,3 +203,56 @@ def test_followers_of_older_software_may_ask_for_a_read_index():
     ):
         assert guard.refusal("POST", target, {"Host": "127.0.0.1:1"}) is not None
     assert guard.refusal("POST", "/v1/shards/3/read-index", {"Host": "127.0.0.1:1", "Origin": "http://a.b"}) is not None
+
+
+# ---- a proof is for one server
+
+
+HERE = ("10.0.0.2", 9871)
+
+
+def told(host: str, *, named: tuple[str, ...] = (), local: tuple[str, int] | None = HERE) -> str | None:
+    """Return what a node at om2:9871 says of a call that was signed for ``host``, and sent to it under that name."""
+    guard = HttpGuard(SECRET, ["om1", "om2", *named], address="om2:9871", named=named)
+    return guard.refusal("POST", TARGET, signed(host), local=local)
+
+
+@pytest.mark.parametrize("host", ["om2:9871", "OM2:9871", "om2.:9871", "10.0.0.2:9871", f"{socket.gethostname()}:9871"])
+def test_a_proof_is_good_where_its_host_is_the_servers(host: str):
+    assert told(host) is None
+
+
+@pytest.mark.parametrize(
+    "host", ["om1:9871", "om2:9872", "10.0.0.1:9871", "10.0.0.2:9872", "127.0.0.1:9871", "localhost:9871", "om2", "",
+             "[::1]:9871", "om2:9871:9871", "om2:99999999"],
+)  # fmt: skip
+def test_a_proof_for_another_server_is_refused_whoever_sends_it(host: str):
+    assert told(host) is not None
+    assert told(host, local=None) is not None or host.startswith("10.0.0.2")
+
+
+def test_names_that_a_person_gave_are_a_servers_own_at_its_port():
+    assert told("localhost:9871", named=("localhost",)) is None
+    assert "is signed for 'localhost:9872', and this server is om2:9871" in str(
+        told("localhost:9872", named=("localhost",))
+    )
+    assert told("anything:1", named=("*",)) is None
+    assert told("127.0.0.1:9871", local=("127.0.0.1", 9871)) is None
+    assert told("127.0.0.1:9871", local=("::ffff:127.0.0.1", 9871)) is None
+    assert told("localhost:9871", local=("::1", 9871)) is None
+    assert told("10.0.0.2:19871", local=("10.0.0.2", 19871)) is None
+
+
+def test_a_call_that_one_server_got_is_refused_by_another_on_real_sockets():
+    servers = [Server(HttpGuard(SECRET, [], address=f"127.0.0.1:{port}")) for port in (0, 0)]
+    try:
+        first, second = servers
+        call = signed(first.address)
+        assert first.ask("POST", TARGET, call)[0] == 200
+        status, why = second.ask("POST", TARGET, call)
+        assert status == 403
+        assert f"signed for '{first.address}'" in why
+        assert second.calls == []
+    finally:
+        for one in servers:
+            one.close()

@@ -23,13 +23,13 @@ from producers.errors import InvalidArgument, NotConnected
 from producers.reads.node_addresses import NodeAddresses
 from producers.reads.reads import Reads
 from replicated_db.shell.trimming.member_calls import MemberCalls
-from schemas.security.certificates import AN_OM, Role
+from schemas.security.certificates import AN_OM, READERS, PeerIdentity, Role
 from schemas.security.tls import ProcessTls, TlsFiles
 from tests.support.local.secret import SECRET
 from tests.support.security.certified import Certified
 from transport.waiting.deadline import Deadline
 from transport.web import bounded_server, http_server
-from transport.web.http_guard import HttpGuard
+from transport.web.http_guard import OPEN_PATHS, HttpGuard
 from transport.web.http_server import HttpServer
 from transport.web.listening import listen, port_of
 from transport.web.threaded_server import ThreadedServer
@@ -262,3 +262,23 @@ def test_a_signed_call_passes_to_who_judges_signatures_and_only_there():
     assert signed.refusal("GET", "/v1/volumes", {"Host": host, "Authorization": "Stratolog 00"}) is not None
     assert signed.refusal("GET", "/v1/volumes", {"Host": host}) is not None
     assert HttpGuard(SECRET, secure=True).refusal("GET", "/v1/volumes", {"Host": host, **users}) is not None
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_what_is_for_holders_every_certificate_reads_and_the_rest_members_and_operators(role: Role):
+    guard = HttpGuard(SECRET, secure=True, for_holders=OPEN_PATHS)
+    headers, peer = {"Host": "127.0.0.1:1"}, PeerIdentity(name="x", role=role)
+
+    def may(target: str, method: str = "GET") -> bool:
+        return guard.refusal(method, target, headers, peer) is None
+
+    assert all(may(target) for target in ("/health", "/status?x=1", "/metrics"))
+    is_reader = role in READERS
+    for target in (
+        "/v1/shards/0/rows?cf=chunks&bucket=1", "/v1/shards/0/row", "/v1/shards/0/digest", "/v1/shards/0/checkpoint",
+        "/v1/transfers/1/2", "/", "/v1/unheard-of", "/status/../v1/shards/0/row", "/%73tatus", "/status%3f",
+    ):  # fmt: skip
+        assert may(target) is (is_reader or (role is Role.AUDIT and "/rows" in target)), target
+    assert may("/v1/shards/0/read-index", "POST") is is_reader
+    said = guard.refusal("GET", "/v1/shards/0/row?cf=x", headers, peer)
+    assert is_reader or said == f"/v1/shards/0/row is for members and operators, and not for {peer}"
