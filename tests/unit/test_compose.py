@@ -188,7 +188,21 @@ def test_the_brokers_are_the_local_ones(name: str) -> None:
         name: value for name, value in given.items() if name not in own
     }
     contract = {"auto.create.topics.enable", "unclean.leader.election.enable", "message.max.bytes"}
-    assert contract <= set(given)
+    assert contract | {"socket.request.max.bytes"} <= set(given)
+
+
+def test_what_dies_is_started_again_and_java_dies_without_memory() -> None:
+    one_shot = {"keys"}
+    assert {name: one["restart"] for name, one in ALL.items()} == {
+        name: "on-failure" if name in one_shot else "unless-stopped" for name in ALL
+    }
+    flag = "-XX:+ExitOnOutOfMemoryError"
+    for name in BROKERS:
+        assert flag in SERVICES[name]["environment"]["KAFKA_HEAP_OPTS"]
+    for name in SPARK:
+        assert flag in SERVICES[name]["environment"]["SPARK_DAEMON_JAVA_OPTS"]
+    for whose in ("driver", "executor"):
+        assert f"spark.{whose}.extraJavaOptions={flag}" in SERVICES["audit"]["command"][0]
 
 
 @pytest.mark.parametrize("name", BROKERS)
