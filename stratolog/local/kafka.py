@@ -43,9 +43,6 @@ MIN_SESSION_TIMEOUT_MS = 500
 """Consumers may ask for session time-outs as short as this, for quick failover."""
 
 LONG_RUN_JVM = ("-XX:+UseG1GC",)
-END_WITHOUT_MEMORY = "-XX:+ExitOnOutOfMemoryError"
-"""A broker that has met the end of its memory lacks a thread or two from then on, and still looks alive. It ends, and
-is started again."""
 QUICK_START_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 """Less processor time to start, less speed later: for brokers that live for a test."""
 
@@ -153,7 +150,7 @@ class KafkaCluster:
         """Return the command of broker ``number`` (from 1) of a formatted cluster."""
         heap = self._heap_mib
         return [
-            *self.listeners[number - 1].launcher, _java(), f"-Xmx{heap}m", f"-Xms{heap // 4}m", END_WITHOUT_MEMORY,
+            *self.listeners[number - 1].launcher, _java(), f"-Xmx{heap}m", f"-Xms{heap // 4}m",
             *self._shared_classes(), *self.jvm, "-XX:-UsePerfData", "-Djava.awt.headless=true", *_LOGGING, "-cp", str(self.jars / "*"),
             "kafka.Kafka", str(self._properties_file(number)),
         ]  # fmt: skip

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -101,6 +104,40 @@ def test_a_flood_without_a_login_ends_no_broker_and_halves_nobodys_rate(secure: 
         credentials=operator_credentials(secure.settings.secret()),
     ) as client:  # fmt: skip
         client.put_key("flooded", "bucket", "afterwards", b"x")
+
+
+def test_records_that_grow_end_no_broker(secure: SecureStack) -> None:
+    """A user's compressed records: topics are uncompressed, so the broker unpacks what it takes."""
+    broker = secure.member("broker-1").process
+    with Client(
+        secure.servers, kafka=secure.user("alice"), tls=secure.tls("alice"), deadline_ms=120_000,
+        credentials=operator_credentials(secure.settings.secret()),
+    ) as client:  # fmt: skip
+        client.create_volume("grown")
+        client.create_bucket("grown", "bucket")
+        numbers = itertools.count()
+
+        def work(ended: threading.Event) -> None:
+            while not ended.wait(0.05):
+                client.put_key("grown", "bucket", f"k{next(numbers)}", b"x")
+
+        bob = secure.user("bob")
+        command = [
+            sys.executable, "-m", "tests.support.faults.zip_bombs", secure.servers, str(bob["ssl.ca.location"]), "bob",
+            str(bob["sasl.password.file"]), "om.requests", "2",
+        ]  # fmt: skip
+        with at_work(work):
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=400,
+                env={**os.environ, "AIOKAFKA_NO_EXTENSIONS": "1"},
+            )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert json.loads(done.stdout) == {"claim": 0, "one": 0, "many": 0}
+        assert secure.member("broker-1").process == broker
+        assert broker.is_running()
+        before = next(numbers)
+        assert before > 20
+        client.put_key("grown", "bucket", "afterwards", b"x")
 
 
 def is_another(kept: SecureStack, name: str, before: Process) -> bool:

@@ -20,6 +20,8 @@ STEADY_S = 120.0
 """A process that has run for so long has not failed to start."""
 PAUSES = Backoff(first_s=1.0, last_s=300.0)
 MAX_WHY_CHARACTERS = 300
+LAST_S = 1e11
+"""No moment of a book is later: calendars end soon after."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,4 +93,4 @@ def from_json(found: Any) -> dict[str, Restarts]:
 def _is_sound(one: Restarts) -> bool:
     numbers: tuple[object, ...] = (one.times, one.failures, one.died_s, one.started_s)
     why: object = one.why
-    return all(isinstance(number, int | float) and number >= 0 for number in numbers) and isinstance(why, str)
+    return all(isinstance(number, int | float) and 0 <= number < LAST_S for number in numbers) and isinstance(why, str)

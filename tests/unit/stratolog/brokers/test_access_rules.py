@@ -75,9 +75,10 @@ def test_what_a_stranger_costs_a_broker_is_bounded():
 
 
 @pytest.mark.parametrize("heap_mib", [None, 256, 1024])
-def test_a_broker_ends_without_memory_and_reads_no_request_that_is_larger_than_its_share(heap_mib, tmp_path):
+def test_a_broker_reads_no_large_request_and_no_record_ends_it(heap_mib, tmp_path):
     cluster = KafkaCluster(folder=tmp_path, jars=tmp_path, listeners=allocate_listeners(1), heap_mib=heap_mib)
-    assert "-XX:+ExitOnOutOfMemoryError" in cluster.broker_command(1)
+    # A record may claim to be as large as it likes: what it asks for is refused, and the broker goes on (decision 0106).
+    assert "OutOfMemory" not in str(cluster.broker_command(1))
     assert int(cluster._properties(1)["socket.request.max.bytes"]) == 2 * MAX_MESSAGE_BYTES
 
 

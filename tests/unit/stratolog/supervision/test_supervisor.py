@@ -228,7 +228,18 @@ def this_process() -> Process:
 
 
 @pytest.mark.parametrize(
-    "damaged", [[], {"om1": {"times": "x"}}, {"om1": {"when": 1}}, {"om1": 3}, None, {"om1": {"times": -1}}]
+    "damaged",
+    [
+        [],
+        {"om1": {"times": "x"}},
+        {"om1": {"when": 1}},
+        {"om1": 3},
+        None,
+        {"om1": {"times": -1}},
+        {"om1": {"died_s": 1e20}},
+        {"om1": {"died_s": float("inf")}},
+        {"om1": {"died_s": float("nan")}},
+    ],
 )
 def test_a_damaged_book_is_refused_by_name(damaged: object) -> None:
     with pytest.raises(ValueError, match="no book of restarts"):
