@@ -117,8 +117,8 @@ def run(config: AuditConfig) -> int:
     lower_priority(config.audit_nice)
     health, metrics = JobHealth(config.health_file), AuditMetrics()
     try:
-        server = MetricsServer(config.metrics_host, config.metrics_port, metrics.shown())
-    except OSError as error:
+        server = MetricsServer(config.metrics_host, config.metrics_port, metrics.shown(), config.tls())
+    except (OSError, ValueError) as error:
         return _fail(health, str(error))
     health.update(metrics=server.address)
     try:

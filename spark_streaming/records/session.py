@@ -14,6 +14,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from spark_streaming.records.callbacks import guard_accumulators, guard_callbacks
+
 PACKAGE_ROOT = Path(__file__).resolve().parents[__name__.count(".")]
 """Where Spark's Python workers find this package and ``schemas``: the folder above the outermost package.
 
@@ -43,6 +45,14 @@ LOOPBACK = "127.0.0.1"
 ANY_ADDRESS = "0.0.0.0"
 JAVA_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:MinHeapFreeRatio=10", "-XX:MaxHeapFreeRatio=30")
 """A collector without threads of its own, which gives memory back: an audit has a small heap, and mostly waits."""
+
+KNOWN_ALONE = {
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.saslFallback": "false",
+}
+"""Spark's own ports deserialise what a peer sends, so a peer must prove that it has the session's secret. With a master
+in this process Spark makes one, and keeps it in memory: no file and no command line has it."""
 
 CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
 """Writes a checkpoint's files under other names, and renames them.
@@ -91,7 +101,8 @@ def is_submitted() -> bool:
 def build_session(settings: SparkSettings) -> SparkSession:
     """Start a session, or return the process's own.
 
-    Raises FileNotFoundError naming a jar that is not there, ValueError for an impossible setting.
+    Raises FileNotFoundError naming a jar that is not there, ValueError for an impossible setting, RuntimeError if
+    strangers could call what the session calls (``callbacks``).
     """
     for jar in settings.jars:
         if not jar.is_file():
@@ -107,8 +118,10 @@ def build_session(settings: SparkSettings) -> SparkSession:
         builder = builder.master(settings.master)
     for name, value in options.items():
         builder = builder.config(name, value)
+    guard_accumulators()
     session: SparkSession = builder.getOrCreate()
     session.sparkContext.setLogLevel(settings.log_level)
+    guard_callbacks(session)
     return session
 
 
@@ -124,6 +137,7 @@ def _own(settings: SparkSettings) -> dict[str, str]:
     work_dir = settings.work_dir.resolve()
     temporary = work_dir / "tmp"
     temporary.mkdir(parents=True, exist_ok=True)
+    temporary.chmod(0o700)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if settings.driver_host == LOOPBACK:
@@ -141,6 +155,7 @@ def _own(settings: SparkSettings) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
+        **(KNOWN_ALONE if settings.master.partition("[")[0] == "local" else {}),
     }
 
 

@@ -9,6 +9,10 @@ Three listeners, all with TLS::
 Keys and certificates are PEM files as the cluster's authority makes them, or PKCS #12 if they are encrypted: Java 17
 does not read the encrypted keys of OpenSSL in PEM. No password is needed for any of this, and
 none is on any command line: users are made later, over NODES.
+
+What a stranger costs before it has proved itself is bounded: a connection has three buffers of TLS and what SCRAM
+needs, and each listener has a limit of connections. Kafka shuts nobody out to make room: beyond the limit a connection
+waits until another one ends. So each listener has a limit of its own, each address one, and silent connections end.
 """
 
 from __future__ import annotations
@@ -31,6 +35,19 @@ TLS_VERSION = "TLSv1.3"
 OPERATOR = "operator"
 """Name of the administrator as whom the local stack's commands ask."""
 
+LOGIN_BYTES = 16 * 1024
+"""Most bytes that a broker takes in one piece from whoever has not logged in, and so allocates: Kafka's default is 512
+KiB. SCRAM's messages have some hundred."""
+NEW_CONNECTIONS_S = 100
+"""Connections that a listener accepts in a second, on average over ten: a handshake costs a broker a millisecond."""
+IDLE_MS = 120_000
+"""A connection on which nothing is said for so long ends, whoever it is."""
+CONNECTIONS_PER_HEAP_MIB = 1
+"""Connections of a listener for each MiB of a broker's heap: a stranger's takes 0.1 MiB of it, and there are three
+listeners."""
+ADDRESS_SHARE = 4
+"""An address has at most a listener's connections divided by this one; the broker's own machine has no such limit."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerIdentity:
@@ -46,9 +63,12 @@ class BrokerIdentity:
 
 
 def listener_properties(
-    own: BrokerIdentity, brokers: tuple[str, ...], *, users: str, nodes: str, controller: str
+    own: BrokerIdentity, brokers: tuple[str, ...], *, users: str, nodes: str, controller: str, heap_mib: int
 ) -> Mapping[str, str]:
-    """Return a broker's settings; ``users``, ``nodes`` and ``controller`` are where it listens, ``host:port``."""
+    """Return a broker's settings; ``users``, ``nodes`` and ``controller`` are where it listens, ``host:port``.
+
+    ``heap_mib`` is the broker's memory in MiB: connections are limited by it.
+    """
     certified = {
         name: value
         for listener in (NODES, CONTROLLER)
@@ -79,7 +99,28 @@ def listener_properties(
         "allow.everyone.if.no.acl.found": "false",
         "super.users": super_users(OPERATOR, brokers),
         **certified,
+        **_limits(users.rpartition(":")[0], heap_mib * CONNECTIONS_PER_HEAP_MIB),
     }
+
+
+def _limits(host: str, connections: int) -> Mapping[str, str]:
+    """Return what bounds the connections of each listener of a broker at ``host``."""
+    found = {
+        "sasl.server.max.receive.size": str(LOGIN_BYTES),
+        "connections.max.idle.ms": str(IDLE_MS),
+        "max.connections.per.ip": str(max(connections // ADDRESS_SHARE, 1)),
+        # All processes of a stack on one machine have one address: there the listeners' limits hold alone.
+        "max.connections.per.ip.overrides": ",".join(
+            f"{own}:{3 * connections}" for own in dict.fromkeys(("127.0.0.1", host))
+        ),
+    }
+    for listener in (USERS, NODES, CONTROLLER):
+        prefix = f"listener.name.{listener.lower()}"
+        found |= {
+            f"{prefix}.max.connections": str(connections),
+            f"{prefix}.max.connection.creation.rate": str(NEW_CONNECTIONS_S),
+        }
+    return found
 
 
 def _key_store(own: BrokerIdentity) -> Mapping[str, str]:

@@ -21,6 +21,7 @@ from stratolog.local import stack, state
 from stratolog.local.contents import has_stack
 from stratolog.local.ports import WANTED
 from stratolog.nodes.answers import node_answer, node_status
+from stratolog.supervision.telling import is_left_alone, read_restarts, restart_lines, shown
 
 SHARD_COLUMNS = {
     "shard": "shard", "role": "role", "leader": "leader", "term": "term",
@@ -182,6 +183,8 @@ def _gather(settings: Settings) -> dict[str, Any]:
         "nodes": nodes,
         "installing": {node.name: installing(settings, node.name) for node in settings.nodes if not nodes[node.name]},
         "datanode_installs": installs_on_datanodes(settings),
+        "restarts": {name: shown(one) for name, one in read_restarts(settings.data_dir).items()},
+        "unsupervised": is_left_alone(settings.data_dir),
         **fleet,
     }
 
@@ -236,6 +239,10 @@ def _print(found: dict[str, Any], scheme: str) -> None:
             console.print(f"{name}: {line}", markup=False, highlight=False, soft_wrap=True)
     for line in found["datanode_installs"]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for line in restart_lines(found["restarts"]):
+        console.print(line, style="bold yellow", markup=False, highlight=False, soft_wrap=True)
+    if found["unsupervised"]:
+        console.print("what dies stays dead: the supervisor has ended; 'stratolog up' starts it", style="bold yellow")
     if silent:
         console.print(f"no answer from: {', '.join(silent)}", markup=False, highlight=False, soft_wrap=True)
     for member in found["members"]:

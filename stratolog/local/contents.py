@@ -56,7 +56,9 @@ def remove_contents(data_dir: Path) -> None:
         if not wait_until(partial(_is_removed, folder), REMOVE_TIMEOUT_S):
             shutil.rmtree(folder)  # again, for the error that says why
     _remove_own_key(data_dir)
-    for name in (SECRET_FILE, state.DRILL_LOCK_FILE, state.STATE_FILE):
+    for name in (
+        SECRET_FILE, state.DRILL_LOCK_FILE, state.SUPERVISOR_FILE, state.RESTARTS_FILE, state.STATE_FILE,
+    ):  # fmt: skip
         (data_dir / name).unlink(missing_ok=True)
     unreadable_file(data_dir).unlink(missing_ok=True)
     for name in (state.SETTINGS_FILE, state.LOCK_FILE):

@@ -49,6 +49,9 @@ QUICK_START_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 HEAP_MIB = {1: 512, 3: 400}
 """Most MiB of a broker's heap, by the number of brokers. A broker needs about 150 MiB beside it."""
 
+REQUEST_BYTES = 2 * MAX_MESSAGE_BYTES
+"""A larger request is not read: a broker allocates what a request announces, and Kafka's default is 100 MiB."""
+
 JAVA_VERSION = 17
 
 
@@ -145,10 +148,10 @@ class KafkaCluster:
 
     def broker_command(self, number: int) -> list[str]:
         """Return the command of broker ``number`` (from 1) of a formatted cluster."""
-        heap = self.heap_mib or HEAP_MIB[len(self.listeners)]
+        heap = self._heap_mib
         return [
-            *self.listeners[number - 1].launcher, _java(), f"-Xmx{heap}m", f"-Xms{heap // 4}m", *self._shared_classes(),
-            *self.jvm, "-XX:-UsePerfData", "-Djava.awt.headless=true", *_LOGGING, "-cp", str(self.jars / "*"),
+            *self.listeners[number - 1].launcher, _java(), f"-Xmx{heap}m", f"-Xms{heap // 4}m",
+            *self._shared_classes(), *self.jvm, "-XX:-UsePerfData", "-Djava.awt.headless=true", *_LOGGING, "-cp", str(self.jars / "*"),
             "kafka.Kafka", str(self._properties_file(number)),
         ]  # fmt: skip
 
@@ -176,6 +179,10 @@ class KafkaCluster:
             return False
         complete = len(found.nodes) == len(self.listeners) and found.controller is not None
         return complete and found.cluster_id == self._cluster_id()
+
+    @property
+    def _heap_mib(self) -> int:
+        return self.heap_mib or HEAP_MIB[len(self.listeners)]
 
     def _shared_classes(self) -> tuple[str, ...]:
         archive = class_archive(self.jars)
@@ -253,8 +260,9 @@ class KafkaCluster:
         if self.identities:
             names = tuple(one.name for one in self.identities)
             return listener_properties(
-                self.identities[number - 1], names, users=own.address, nodes=own.node_address, controller=controller
-            )
+                self.identities[number - 1], names, users=own.address, nodes=own.node_address, controller=controller,
+                heap_mib=self._heap_mib,
+            )  # fmt: skip
         return {
             "listeners": f"PLAINTEXT://{own.address},CONTROLLER://{controller}",
             "advertised.listeners": f"PLAINTEXT://{own.address}",
@@ -308,6 +316,7 @@ _COMMON: Mapping[str, str] = {
     "auto.create.topics.enable": "false",
     "unclean.leader.election.enable": "false",
     "message.max.bytes": str(MAX_MESSAGE_BYTES),
+    "socket.request.max.bytes": str(REQUEST_BYTES),
     "replica.fetch.max.bytes": str(MAX_MESSAGE_BYTES + 1024 * 1024),
     "replica.fetch.response.max.bytes": str(2 * MAX_MESSAGE_BYTES),
     # Interval at which an idle controller appends a record. The default, twice a second, takes a third of an idle

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from schemas.access.credentials import auditor_credentials
@@ -19,9 +20,10 @@ from stratolog.brokers.admission import admit, as_variables
 from stratolog.brokers.at_rest import AUDIT_CREDENTIALS
 from stratolog.configuration.loading import CONFIG_VARIABLE, without_variables
 from stratolog.configuration.settings import PREFIX, Settings
-from stratolog.local.jars import spark_jars
+from stratolog.local.jars import kafka_jars, spark_jars
+from stratolog.local.kafka import KafkaCluster, Listener
 from stratolog.local.processes import spawn
-from stratolog.local.state import DATANODE, NODE, SETTINGS_FILE, UI, StackMember
+from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, UI, StackMember
 from stratolog.nodes.node_http import learn
 from stratolog.security.private_files import write_private
 
@@ -61,6 +63,58 @@ def spawn_ui(settings: Settings, port: int, *, detached: bool) -> StackMember:
     command = [sys.executable, "-m", "stratolog", "ui", "--of-stack", "--port", str(port)]
     process = spawn(command, log=log, detached=detached, env=node_environment(settings.data_dir / SETTINGS_FILE))
     return StackMember(kind=UI, name=UI, address=f"127.0.0.1:{port}", log=log, process=process, extra={})
+
+
+def spawn_audit(settings: Settings, *, detached: bool) -> StackMember:
+    """Start the process of the audit, with the settings of the stack; return the process before it has read anything.
+
+    What a former process has said of itself is gone then.
+    """
+    log = settings.data_dir / "logs" / "audit.log"
+    command = audit_command(settings)
+    folder = audit_folder(settings)
+    (folder / "health.json").unlink(missing_ok=True)
+    # Spark leaves files in its working directory, so it gets another one, and PYTHONPATH to find our packages.
+    paths = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
+    environment = {**node_environment(settings.data_dir / SETTINGS_FILE), "PYTHONPATH": paths}
+    process = spawn(command, log=log, detached=detached, env=environment, cwd=folder)
+    return StackMember(kind=AUDIT, name=AUDIT, address="", log=log, process=process, extra={})
+
+
+def spawn_broker(settings: Settings, old: StackMember, *, detached: bool) -> StackMember:
+    """Start a broker of the stack again that has run before, with the properties that it had, and so the ports."""
+    cluster = KafkaCluster(
+        folder=settings.data_dir / "kafka", jars=kafka_jars(settings.cache_dir),
+        listeners=(Listener(broker=0, controller=0),) * settings.brokers, heap_mib=settings.broker_heap_mib,
+    )  # fmt: skip
+    return replace(old, process=cluster.start_broker(int(old.name.rpartition("-")[2]), detached=detached))
+
+
+def spawn_again(settings: Settings, old: StackMember, *, detached: bool) -> StackMember:
+    """Start a process of the stack again that has run before, where it was; return it before it serves.
+
+    Raises UserError for one that the settings do not name any more; Unavailable.
+    """
+    match old.kind:
+        case kind if kind == BROKER:
+            started = spawn_broker(settings, old, detached=detached)
+        case kind if kind == NODE:
+            started = spawn_node(settings, old.name, detached=detached)
+        case kind if kind == DATANODE:
+            started = spawn_datanode(settings, old.name, detached=detached)
+        case kind if kind == AUDIT:
+            started = spawn_audit(settings, detached=detached)
+        case _:
+            started = spawn_ui(settings, int(old.address.rpartition(":")[2]), detached=detached)
+    return replace(started, extra=old.stopped(on_purpose=False).extra)
+
+
+def spawn_supervisor(settings: Settings) -> None:
+    """Start the stack's supervisor; one that is not needed ends by itself."""
+    command = [sys.executable, "-m", SUPERVISOR_MODULE, str(settings.data_dir)]
+    paths = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
+    environment = {**node_environment(settings.data_dir / SETTINGS_FILE), "PYTHONPATH": paths}
+    spawn(command, log=settings.data_dir / "logs" / "supervisor.log", detached=True, env=environment)
 
 
 def node_environment(settings_file: Path, kafka: Mapping[str, str] | None = None) -> Mapping[str, str]:
@@ -149,5 +203,6 @@ def audit_health(settings: Settings) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
+SUPERVISOR_MODULE = "stratolog.supervision.supervisor"
 SOURCES = Path(__file__).resolve().parents[2]
 """Where our packages are."""

@@ -12,6 +12,7 @@ directory::
     datanodes/NAME/, logs/NAME.log       blocks, databases and log of a datanode
     audit/, logs/audit.log               checkpoint, verdicts and log of the audit
     logs/ui.log                          log of the dashboard
+    supervisor.json, restarts.json       what starts again what has died (stratolog.supervision)
     drills/, drill.lock                  what drills have left to look at (stratolog.drills)
     restore/                             of a restore at work (stratolog.backups.restoring)
 
@@ -21,8 +22,7 @@ start fails, the processes that it started are stopped again.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,15 +40,13 @@ from stratolog.local.jars import kafka_jars
 from stratolog.local.kafka import KafkaCluster, Listener, check_java
 from stratolog.local.orphans import find_orphans
 from stratolog.local.ports import UI_PORT, WANTED, Moved, free_ports, is_port_free
-from stratolog.local.processes import log_tail, spawn, stop_all, wait_until
+from stratolog.local.processes import log_tail, stop_all, wait_until
 from stratolog.local.spawning import (
-    SOURCES,
-    audit_command,
-    audit_folder,
     audit_health,
-    node_environment,
+    spawn_audit,
     spawn_datanode,
     spawn_node,
+    spawn_supervisor,
     spawn_ui,
 )
 from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, UI, StackMember, StackState
@@ -69,15 +67,17 @@ AUDIT_TIMEOUT_S = 180.0
 DATANODES_TIMEOUT_S = 120.0
 STOP_NODES_TIMEOUT_S = 40.0
 STOP_BROKERS_TIMEOUT_S = 30.0
+STOP_SUPERVISOR_TIMEOUT_S = 10.0
 
 
 def up(
     settings: Settings, *, detached: bool = True, report: Report = lambda _: None,
-    before_nodes: Callable[[Settings], None] = lambda _: None,
+    before_nodes: Callable[[Settings], None] = lambda _: None, supervised: bool = True,
 ) -> Settings:  # fmt: skip
     """Start the stack (or what is missing of it) and return the settings that reach it.
 
-    ``before_nodes`` is called when the brokers run and the topics exist.
+    ``before_nodes`` is called when the brokers run and the topics exist. What is ``detached`` is ``supervised``, unless
+    the caller looks after its processes itself: what dies is started again.
 
     Raises UsageError for settings that the existing data refuses; Unavailable if something does not start, or if an
     address that a person wrote down is taken.
@@ -102,6 +102,8 @@ def up(
             report("stopping what was started")
             started.undo()
             raise
+        if detached and supervised:
+            spawn_supervisor(effective)
     return effective
 
 
@@ -117,7 +119,11 @@ def down(settings: Settings, *, remove_data: bool = False, report: Report = lamb
         running = _to_be_stopped(settings.data_dir, report).running()
         if running:
             report(f"stopping {', '.join(member.name for member in running)}")
+        if (supervisor := states.supervisor_of(settings.data_dir)) is not None:
+            supervisor.stop(STOP_SUPERVISOR_TIMEOUT_S)
         _stop(running)
+        for name in (states.SUPERVISOR_FILE, states.RESTARTS_FILE):
+            (settings.data_dir / name).unlink(missing_ok=True)
         if remove_data:
             remove_contents(settings.data_dir)
         states.state_file(settings.data_dir).unlink(missing_ok=True)
@@ -154,7 +160,7 @@ class _Start:
         self._moved = {one.name: one for one in moved}
         self._settings = settings
         self._data_dir = settings.data_dir
-        self._kept = before.running()
+        self._kept = tuple(member.stopped(on_purpose=False) for member in before.running())
         self._new: list[StackMember] = []
         self._detached = detached
         self._report = report
@@ -273,9 +279,6 @@ class _Start:
         if not done:
             raise Unavailable(f"no pipeline takes blocks after {DATANODES_TIMEOUT_S:.0f} s; see {self._data_dir}/logs")
 
-    def _environment(self) -> Mapping[str, str]:
-        return node_environment(self._data_dir / SETTINGS_FILE)
-
     def _await_leaders(self) -> None:
         """Wait until every node answers and every shard has a leader."""
         self._report("waiting for a leader of each shard")
@@ -293,15 +296,7 @@ class _Start:
 
     def _start_audit(self) -> None:
         self._report("the Spark audit (its jars are fetched once)")
-        log = self._data_dir / "logs" / "audit.log"
-        command = audit_command(self._settings)
-        folder = audit_folder(self._settings)
-        (folder / "health.json").unlink(missing_ok=True)
-        # Spark leaves files in its working directory, so it gets another one, and PYTHONPATH to find our packages.
-        paths = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
-        environment = {**self._environment(), "PYTHONPATH": paths}
-        process = spawn(command, log=log, detached=self._detached, env=environment, cwd=folder)
-        self._add(StackMember(kind=AUDIT, name=AUDIT, address="", log=log, process=process, extra={}))
+        self._add(spawn_audit(self._settings, detached=self._detached))
 
     def _start_ui(self) -> None:
         """Start the dashboard at its port, or at a free one. Nobody waits for it: nothing depends on it."""

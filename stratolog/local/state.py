@@ -11,22 +11,28 @@ import errno
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from stratolog.configuration.loading import load_settings
 from stratolog.configuration.settings import NAMES, Settings
 from stratolog.errors import Unavailable, UserError
-from stratolog.local.processes import Process
+from stratolog.local.processes import POLL_INTERVAL_S, Process
 from stratolog.security.private_files import private_umask
+from transport.waiting.deadline import Deadline
 
 STATE_FILE = "stack.json"
 SETTINGS_FILE = "stack.toml"
 LOCK_FILE = "stack.lock"
 DRILL_LOCK_FILE = "drill.lock"
+SUPERVISOR_FILE = "supervisor.json"
+"""Names the process that starts again what has died, which holds a lock on it (``stratolog.supervision``)."""
+RESTARTS_FILE = "restarts.json"
+"""What the supervisor has started again, how often and why."""
 VERSION = 1
 
 BROKER = "broker"
@@ -37,6 +43,13 @@ UI = "ui"
 KINDS = (BROKER, NODE, DATANODE, AUDIT, UI)
 KNOWN_LATER = (UI,)
 """Kinds that the file names apart: older software, to which a user may go back, refuses kinds that it does not know."""
+
+SUPERVISOR = "supervisor"
+"""What the lock's file says while the supervisor holds it."""
+SUPERVISOR_WAIT_S = 60.0
+"""How long commands wait for a start that the supervisor is at."""
+STOPPED = "stopped"
+"""With this in ``extra`` a process does not run because somebody has stopped it, until somebody starts it."""
 
 WAY_OUT = "'stratolog down' stops what still runs of it and puts the file away"
 OTHER_DIR = "choose a directory that you may write: STRATOLOG_DATA_DIR, or 'data_dir' in the settings file"
@@ -65,6 +78,16 @@ class StackMember:
     log: Path
     process: Process
     extra: dict[str, int]
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is not to run: ``admin stop-node`` has ended it."""
+        return bool(self.extra.get(STOPPED))
+
+    def stopped(self, on_purpose: bool) -> StackMember:
+        """Return the member with, or without, the word that it is not to run."""
+        extra = {name: value for name, value in self.extra.items() if name != STOPPED}
+        return replace(self, extra=extra | {STOPPED: 1} if on_purpose else extra)
 
     def as_json(self) -> dict[str, Any]:
         """Return the member as plain values."""
@@ -159,20 +182,64 @@ def writing(data_dir: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(data_dir: Path) -> Iterator[None]:
+def locked(data_dir: Path, who: str = "") -> Iterator[None]:
     """Keep other ``up`` and ``down`` commands out of the same stack; raises UserError if one is at work.
 
-    Makes the data directory.
+    ``who`` is written into the lock's file: commands wait while the SUPERVISOR holds it. Makes the data directory.
     """
     with writing(data_dir):
         data_dir.mkdir(parents=True, exist_ok=True)
-        handle = (data_dir / LOCK_FILE).open("w")
+        handle = (data_dir / LOCK_FILE).open("a+")
     with handle:
+        deadline = Deadline.after_s(SUPERVISOR_WAIT_S)
+        while not _is_taken(handle):
+            handle.seek(0)
+            if who or handle.read(len(SUPERVISOR)) != SUPERVISOR or deadline.has_passed:
+                raise UserError(f"another command is starting or stopping the stack in {data_dir}")
+            time.sleep(POLL_INTERVAL_S)
+        handle.truncate(0)
+        handle.write(who)
+        handle.flush()
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"another command is starting or stopping the stack in {data_dir}") from error
-        yield
+            yield
+        finally:
+            handle.truncate(0)
+
+
+def _is_taken(handle: IO[str]) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def mark_stopped(data_dir: Path, kind: str, name: str, *, on_purpose: bool) -> None:
+    """Note that a process is not to run, or is to run again; call it under the lock. Raises as :func:`write_state`."""
+    known = read_state(data_dir)
+    if known is not None:
+        members = tuple(
+            one.stopped(on_purpose) if (one.kind, one.name) == (kind, name) else one for one in known.members
+        )
+        write_state(data_dir, StackState(members=members))
+
+
+def write_supervisor(handle: IO[str]) -> None:
+    """Write into the supervisor's file that this process is the supervisor."""
+    found = Process.of(os.getpid())
+    handle.truncate(0)
+    handle.write(json.dumps(None if found is None else asdict(found)) + "\n")
+    handle.flush()
+
+
+def supervisor_of(data_dir: Path) -> Process | None:
+    """Return the supervisor of a stack, if one runs."""
+    try:
+        found = Process(**json.loads((data_dir / SUPERVISOR_FILE).read_text()))
+        is_one = type(found.pid) is int and found.pid > 0 and type(found.started) is str
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if is_one and found.is_running() else None
 
 
 def running_state(data_dir: Path) -> StackState:

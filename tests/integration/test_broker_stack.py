@@ -14,7 +14,7 @@ import pytest
 
 from stratolog.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
 from stratolog.local.ports import free_ports
-from stratolog.local.processes import Process
+from stratolog.local.processes import Process, wait_until
 from tests.support.local.stack import TestStack
 
 pytestmark = pytest.mark.integration
@@ -76,15 +76,25 @@ def test_up_status_loss_up_again_down(command: Command) -> None:
 
     lost = Process.of(first["om2"])
     assert lost is not None
-    lost.kill()
+    assert not found["unsupervised"]
+    assert command("admin", "stop-node", "om2", "--kill")[1]["stopped"]
+    assert not lost.is_running()
     code, found = command("status")
     assert (code, sorted(running(found))) == (EXIT_FAILED, ["broker-1", *DATANODES, "om1", "om3"])
+    assert found["restarts"] == {}, "it was stopped on purpose"
 
     code, found = command("up")
     assert code == EXIT_OK, found
     again = running(found)
     assert again.pop("om2") != first.pop("om2")
     assert again == first, "what ran was left alone"
+
+    killed = Process.of(again["om1"])
+    assert killed is not None
+    killed.kill()
+    assert wait_until(lambda: command("status")[1]["restarts"].get("om1", {"times": 0})["times"] == 1, 60)
+    assert command("up")[0] == EXIT_OK
+    assert sorted(running(command("status")[1])) == ["broker-1", *DATANODES, *NODES]
 
     code, found = command("topics", "ensure")
     assert (code, found["created"]) == (EXIT_OK, []), "other commands find the running stack"

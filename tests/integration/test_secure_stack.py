@@ -315,12 +315,15 @@ def listening(secure: SecureStack) -> list[tuple[str, str, int]]:
     return ports
 
 
-def said(sock: socket.socket) -> bytes:
+QUESTION = b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+
+
+def said(sock: socket.socket, question: bytes = QUESTION) -> bytes:
     """Return what a peer says to a stranger's question, until it is silent or gone."""
     sock.settimeout(2)
     heard = b""
     try:
-        sock.sendall(b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        sock.sendall(question)
         while piece := sock.recv(65536):
             heard += piece
     except OSError:
@@ -329,16 +332,41 @@ def said(sock: socket.socket) -> bytes:
 
 
 def test_every_port_refuses_a_stranger(secure):
+    assert strangers_hear(secure) == {"broker-1", "om1", "dn1", "dn2", "dn3"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_port_of_the_audit_and_the_dashboard_refuses_a_stranger(tmp_path):
+    whole = SecureStack.start(tmp_path / "whole", auth="signed", audit=True, ui=True)
+    try:
+        assert strangers_hear(whole) == {"broker-1", "om1", "dn1", "dn2", "dn3", "audit", "ui"}
+        audit = [(host, port) for name, host, port in listening(whole) if name == "audit"]
+        # Metrics, Py4J's gateway and callbacks, Spark's RPC and blocks, the daemon of Python's workers.
+        assert len(audit) >= 5
+        for address in audit:
+            heard = [ask_spark(address), ask_callback(address)]
+            assert not [one for one in heard if b"java.io" in one or b"OK" in one or b"!ys" in one], (address, heard)
+        assert whole.member("audit").process.is_running()
+    finally:
+        whole.close()
+
+
+def strangers_hear(secure: SecureStack) -> set[str]:
+    """Have a stranger ask at every port; nobody may answer. Return the members that listen."""
     context = ssl.create_default_context(cafile=secure.authority.ca_file)
     ports = listening(secure)
-    assert {name for name, _, _ in ports} == {"broker-1", "om1", "dn1", "dn2", "dn3"}
     assert len(ports) >= 10
     for name, host, port in ports:
         reached = "127.0.0.1" if host in ("0.0.0.0", "::") else host.removeprefix("::ffff:")
-        with socket.create_connection((reached, port), 5) as sock:
-            plain = said(sock)
-        # No answer of HTTP, no HELLO of a datanode: an alert of TLS, or nothing.
-        assert len(plain) <= 7, (name, port, plain)
+        try:
+            with socket.create_connection((reached, port), 5) as sock:
+                plain = said(sock)
+        except ConnectionRefusedError:
+            assert (name, host, port) not in listening(secure)  # Spark's operator listens for a task, and ends
+            continue
+        # No answer of HTTP, no HELLO of a datanode: an alert of TLS, nothing, or Py4J's word that it takes no such command.
+        assert len(plain) <= 7 or plain.startswith(b"!zspy4j.Py4JException: Unknown command"), (name, port, plain)
         with socket.create_connection((reached, port), 5) as sock:
             try:
                 with context.wrap_socket(sock, server_hostname="127.0.0.1") as tls:
@@ -346,6 +374,27 @@ def test_every_port_refuses_a_stranger(secure):
             except OSError:
                 heard = b""
         assert not heard or heard.startswith(b"HTTP/1.1 403"), (name, port, heard[:200])
+    return {name for name, _, _ in ports}
+
+
+def ask_spark(address: tuple[str, int]) -> bytes:
+    """Return what is said to a whole request of Spark's RPC, of whoever has not proved itself: a serialized object."""
+    body = b"\x00\x00\x09endpoint1\xac\xed\x00\x05t\x00\x04EVIL"
+    request = b"\x03" + (1).to_bytes(8, "big") + len(body).to_bytes(4, "big") + body
+    return heard_at(address, (len(request) + 8).to_bytes(8, "big") + request)
+
+
+def ask_callback(address: tuple[str, int]) -> bytes:
+    """Return what is said to a call of Py4J: of what ``foreachBatch`` has registered first."""
+    return heard_at(address, b"c\np0\ntoString\ne\n")
+
+
+def heard_at(address: tuple[str, int], data: bytes) -> bytes:
+    try:
+        with socket.create_connection(address, 5) as sock:
+            return said(sock, data)
+    except OSError:
+        return b""
 
 
 def test_certificates_are_renewed_while_requests_go_on(secure):

@@ -22,6 +22,7 @@ from spark_streaming.jobs import audit_metrics
 from spark_streaming.jobs.audit_metrics import AuditMetrics
 from spark_streaming.jobs.health import JobHealth
 from spark_streaming.jobs.metrics_server import MetricsServer
+from spark_streaming.records.session import JAVA_OPTIONS
 from stratolog.cli import COMMANDS, build_app
 from stratolog.commands.common.helps import tidied
 from stratolog.configuration.loading import load_settings
@@ -188,7 +189,16 @@ def test_the_brokers_are_the_local_ones(name: str) -> None:
         name: value for name, value in given.items() if name not in own
     }
     contract = {"auto.create.topics.enable", "unclean.leader.election.enable", "message.max.bytes"}
-    assert contract <= set(given)
+    assert contract | {"socket.request.max.bytes"} <= set(given)
+
+
+def test_what_dies_is_started_again_and_no_claim_of_a_peer_ends_java() -> None:
+    one_shot = {"keys"}
+    assert {name: one["restart"] for name, one in ALL.items()} == {
+        name: "on-failure" if name in one_shot else "unless-stopped" for name in ALL
+    }
+    # A few bytes of a peer claim gigabytes of a broker, or of Spark: with this option they would end it (decision 0106).
+    assert "OutOfMemoryError" not in str(ALL) + str(JAVA_OPTIONS)
 
 
 @pytest.mark.parametrize("name", BROKERS)

@@ -9,6 +9,8 @@ import json
 import re
 import ssl
 import stat
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,9 @@ from typer.testing import CliRunner
 from schemas.security.certificates import Role, identity_of
 from schemas.security.tls import ProcessTls
 from spark_streaming.configuration.audit_config import AuditConfig, config_from
+from spark_streaming.jobs.audit_metrics import AuditMetrics
+from spark_streaming.jobs.health import JobHealth
+from spark_streaming.jobs.metrics_server import MetricsServer
 from stratolog.brokers.cluster_keys import holders
 from stratolog.cli import build_app
 from stratolog.commands.brokers.kafka_rights import members_of
@@ -237,7 +242,37 @@ def test_the_audit_reads_by_its_certificate_and_is_asked_by_this_container_alone
     assert brokers.servers == settings.node_bootstrap_servers
     brokers.check_files()
     assert not SERVICES["secure-audit"].get("ports")
-    assert SERVICES["secure-audit"]["healthcheck"] == COMPOSE["services"]["audit"]["healthcheck"]
+    # What the core's audit is judged by, its metrics asked for by its certificate.
+    *_, own = SERVICES["secure-audit"]["healthcheck"]["test"]
+    *_, of_core = COMPOSE["services"]["audit"]["healthcheck"]["test"]
+    assert own.partition(" said = ")[2] == of_core.partition(" said = ")[2]
+    assert "https://127.0.0.1:9610/metrics" in own
+
+
+def test_the_audits_metrics_are_asked_for_by_its_certificate(place: Place, tmp_path: Path) -> None:
+    """The very check of the file, with another port and other folders."""
+    metrics = AuditMetrics()
+    metrics.on_idle("audit")
+    JobHealth(tmp_path / "health.json").update(status="running")
+    found = re.search(r"echo '(\{.*\})'", " ".join(SERVICES["secure-audit"]["command"]))
+    assert found is not None
+    (tmp_path / "audit.json").write_text(place.at(found.group(1)))
+    *_, code = SERVICES["secure-audit"]["healthcheck"]["test"]
+    server = MetricsServer("127.0.0.1", 0, metrics.shown(), place.audit().tls())
+    try:
+        for what, own in (
+            ("/data/audit/health.json", tmp_path / "health.json"), ("/tmp/audit.json", tmp_path / "audit.json"),
+            ("from stratolog.spark_streaming.", "from spark_streaming."), ("127.0.0.1:9610", server.address),
+        ):  # fmt: skip
+            assert what in code
+            code = code.replace(what, str(own))
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr
+        in_clear = code.replace("https://", "http://")
+        done = subprocess.run([sys.executable, "-c", in_clear], capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode != 0
+    finally:
+        server.close()
 
 
 def test_only_processes_that_speak_tls_have_ports() -> None:

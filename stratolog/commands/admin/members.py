@@ -182,6 +182,8 @@ def remove_node(context: typer.Context, node: Node, *, as_json: JsonOption = Fal
     with progress(as_json) as report, waiting(settings, f"remove {node}", again, quiet=as_json):
         if (member := _local_member(settings, node)) is not None:
             report(f"stopping {node}")
+            with state.locked(settings.data_dir):
+                state.mark_stopped(settings.data_dir, NODE, node, on_purpose=True)
             member.process.stop(stack.STOP_NODES_TIMEOUT_S)
         remaining = tuple(found for found in settings.nodes if found.name != node)
         with client_of(replace(settings, nodes=remaining), operator=True) as client:

@@ -67,6 +67,8 @@ def stop_node(
     with interruptible(lambda: _as_it_is(settings, name)), state.locked(settings.data_dir):
         member = member_of(settings, name)
         running = member is not None and member.process.is_running()
+        # Before it ends: what ends by itself is started again.
+        state.mark_stopped(settings.data_dir, NODE, name, on_purpose=True)
         if member is not None and kill:
             member.process.kill()
         elif member is not None:
@@ -96,6 +98,7 @@ def start_node(context: typer.Context, name: Node, *, as_json: JsonOption = Fals
         known = state.running_state(settings.data_dir)
         member = member_of(settings, name)
         if member is not None and member.process.is_running():
+            state.mark_stopped(settings.data_dir, NODE, name, on_purpose=False)
             raise UserError(f"{name} runs already, as process {member.process.pid}")
         report(f"node {name}")
         started = spawning.spawn_node(settings, name, detached=True)

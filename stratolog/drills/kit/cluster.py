@@ -243,9 +243,9 @@ class Cluster:
             old = members[number - 1]
             if old.process.is_running():
                 return
-            process = cluster.start_broker(number, detached=self.detached)
-            self._replace(replace(old, process=process))
-        cluster.wait_ready([process if m is old else m.process for m in members])
+            started = spawning.spawn_broker(self.settings, old, detached=self.detached)
+            self._replace(started)
+        cluster.wait_ready([started.process if m is old else m.process for m in members])
 
     def _replace(self, member: StackMember) -> None:
         """Write a process that was started again to the stack's state."""

@@ -49,7 +49,7 @@ def started(session: Session, wanted: Settings, text: str, *, detached: bool) ->
     """Start a stack in a step of that text, and yield its settings; stop and delete it at the end."""
     stopped = to_be_deleted(session, wanted)
     with session.step(text) as found:
-        own = stack.up(wanted, detached=detached)
+        own = stack.up(wanted, detached=detached, supervised=False)
         names = [node.name for node in own.nodes] + [datanode.name for datanode in own.datanodes]
         found(f"{', '.join(names)} on {own.bootstrap_servers}")
     yield own

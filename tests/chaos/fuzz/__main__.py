@@ -1,8 +1,8 @@
 """Fuzzed frames, records and requests on every port of a real secure stack: nothing stops, and nothing is allowed.
 
-    python -m tests.chaos.fuzz [--frames 100000] [--rounds 10] [--seed 1] [--only kafka direct http datanode]
+    python -m tests.chaos.fuzz [--frames 100000] [--rounds 10] [--seed 1] [--only kafka direct http datanode broker audit]
 
-One broker, one node and three datanodes, as ``up --secure`` starts them, with ``auth = signed``. A vault has keys in the
+One broker, one node, three datanodes and the audit, as ``up --secure`` starts them, with ``auth = signed``. A vault has keys in the
 row and in blocks. The attacker is mallory: the brokers and the nodes know the user, a certificate of the role ``client``
 is there, and there are no rights. For each kind of port a process of its own sends so many frames: as a stranger in
 clear, as one in TLS, with the certificate alone, and as mallory. Another client writes and reads beside it. Each round has a seed of its own, on the same stack.
@@ -18,7 +18,7 @@ What must hold, or the exit status is 1:
 - ``wrong`` is empty: all processes run, the leader is the same in the same term, no log has a traceback.
 - Memory stays within ``MOST_GROWN_MIB``, and the other client had no failure, beside it and afterwards.
 
-The brokers' own ports are Kafka's; ``test_every_port_refuses_a_stranger`` looks at them.
+``broker`` is all that a broker listens on, ``audit`` all ports of the audit's processes but those that live for a task.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.fuzz import datanode_port, direct_door, http_port, kafka_door
+from tests.chaos.fuzz import audit_port, broker_port, datanode_port, direct_door, http_port, kafka_door
 from tests.chaos.fuzz.arms import Arms, Told
 from tests.chaos.fuzz.world import LARGE_BYTES, SMALL_BYTES, FuzzedStack, Honest
 
 ATTACKS: dict[str, Callable[[Arms, int, int, Told], None]] = {
     "kafka": kafka_door.attack, "direct": direct_door.attack, "http": http_port.attack, "datanode": datanode_port.attack,
+    "broker": broker_port.attack, "audit": audit_port.attack,
 }  # fmt: skip
 COUNTS = ("sent", "answered", "refused", "closed", "allowed", "leaked", "failed")
 MOST_REASONS = 40

@@ -39,6 +39,9 @@ class Arms:
     """Address of the stream port, by name."""
     web: Mapping[str, str]
     """Address of the HTTP port, by name of the process."""
+    broker_ports: tuple[str, ...]
+    audit_ports: tuple[str, ...]
+    """Addresses of all ports at which the brokers, and the processes of the audit, listen."""
     ca: str
     certificate: str
     credentials: str
@@ -55,7 +58,8 @@ class Arms:
     @classmethod
     def read(cls, path: Path) -> Arms:
         found = json.loads(path.read_text())
-        found["keys"] = tuple(found["keys"])
+        for name in ("keys", "broker_ports", "audit_ports"):
+            found[name] = tuple(found[name])
         found["blocks"] = tuple(tuple(one) for one in found["blocks"])
         return cls(**found)
 

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,8 +35,10 @@ SMALL_BYTES, LARGE_BYTES = 300, 200_000
 KEYS = 6
 HONEST_PAUSE_S = 0.3
 POLL_S = 0.2
-MOST_GROWN_MIB = {state.NODE: 512, state.DATANODE: 512}
-"""How much a process may hold more than before the attack, at most. The direct door may hold 256 MiB for all together."""
+MOST_GROWN_MIB = {state.NODE: 512, state.DATANODE: 512, state.BROKER: 512, state.AUDIT: 1536}
+"""How much a process may hold more than before the attack, at most. The direct door may hold 256 MiB for all together; a
+broker has a heap of 512 MiB and begins with a quarter of it; the audit's Java may fill its heap of 1 GiB, as Spark asks
+for what a frame claims, and strangers may have 64 forks of its Python for five seconds."""
 LATER_S = 60.0
 SESSION_TIMEOUT_MS = 30_000
 """How long a silent leader keeps its shard: on a machine that others use, two seconds end without any attack."""
@@ -65,7 +67,7 @@ class FuzzedStack:
     @classmethod
     @contextmanager
     def start(cls, folder: Path) -> Iterator[Self]:
-        stack = SecureStack.start(folder / "stack", auth="signed", session_timeout_ms=SESSION_TIMEOUT_MS)
+        stack = SecureStack.start(folder / "stack", auth="signed", audit=True, session_timeout_ms=SESSION_TIMEOUT_MS)
         try:
             found = cls(stack, folder)
             try:
@@ -117,6 +119,7 @@ class FuzzedStack:
                 **{one.name: f"{one.host}:{one.http_port}" for one in settings.datanodes},
                 **{one.name: one.address for one in settings.nodes},
             },
+            broker_ports=tuple(self._ports(state.BROKER)), audit_ports=tuple(self._ports(state.AUDIT)),
             ca=str(files.ca), certificate=str(own), credentials=str(file), volume=VAULT, bucket=BUCKET,
             keys=tuple(f"{kind}{number}" for kind in ("small", "large") for number in range(KEYS)),
             blocks=blocks, blocks_are_guarded=not self._tells_blocks(blocks[0]), canary=self._canary,
@@ -187,19 +190,25 @@ class FuzzedStack:
         return wrong
 
     def not_attacked(self) -> list[str]:
-        """Return the ports on which a process but a broker listens and which no attack reaches."""
+        """Return the ports on which a process listens and which no attack reaches."""
+        arms = self.arms
         known = {
-            int(one.rpartition(":")[2])
-            for one in (self.arms.node, *self.arms.datanodes.values(), *self.arms.web.values())
+            one.rpartition(":")[2]
+            for one in (arms.node, *arms.datanodes.values(), *arms.web.values(), *arms.broker_ports, *arms.audit_ports)
         }
+        found = {one for kind in state.KINDS for one in self._ports(kind)}
+        return [f"nobody attacks {one}" for one in sorted(found) if one.rpartition(":")[2] not in known]
+
+    def _ports(self, kind: str) -> list[str]:
+        """Return the addresses at which processes of a kind listen, and their children."""
         found = []
-        for name, (member, process) in self._members.items():
-            if member.kind == state.BROKER:  # its ports are Kafka's own
-                continue
-            for one in (process, *process.children(recursive=True)):
-                ports = {each.laddr.port for each in one.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
-                found += [f"nobody attacks port {port} of {name}" for port in ports - known]
-        return found
+        for member, process in self._running().values():
+            for one in (process, *process.children(recursive=True)) if member.kind == kind else ():
+                places = {each.laddr for each in one.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+                # At all addresses Spark's operator listens for its own task, and no longer.
+                own = [place for place in places if kind != state.AUDIT or place.ip not in ("0.0.0.0", "::")]
+                found += [f"127.0.0.1:{place.port}" for place in own]
+        return sorted(set(found))
 
     def log_mib(self) -> dict[str, float]:
         """Return by how much each log has grown."""
@@ -251,10 +260,15 @@ class FuzzedStack:
 
 
 def _mib(process: psutil.Process) -> float:
-    try:
-        return float(round(process.memory_info().rss / 2**20, 1))
-    except psutil.NoSuchProcess:
-        return 0.0
+    """Return what a process and its children hold; what they share is counted once."""
+    held = 0
+    with suppress(psutil.NoSuchProcess):
+        held = process.memory_info().rss
+        for child in process.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                info = child.memory_info()
+                held += info.rss - info.shared if child.name().startswith("python") else info.rss
+    return float(round(held / 2**20, 1))
 
 
 class Honest:

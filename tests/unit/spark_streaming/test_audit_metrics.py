@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,9 +14,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from schemas.records.messages import Verdict
+from schemas.security.certificates import PeerIdentity, Role
+from schemas.security.tls import ProcessTls, TlsFiles
 from spark_streaming.jobs import metrics_server
 from spark_streaming.jobs.audit_metrics import FAMILIES, AuditMetrics, places
 from spark_streaming.jobs.metrics_server import MetricsServer
+from stratolog.security.authority import Authority, open_authority
 from transport.topics.core.latest_verdicts import MAX_SUBJECTS
 from transport.web import bounded_server
 
@@ -210,6 +214,32 @@ def test_an_address_that_is_taken_is_named(server: MetricsServer) -> None:
     port = int(server.address.rpartition(":")[2])
     with pytest.raises(OSError, match=f"the server of the audit's metrics cannot listen on 127.0.0.1:{port}: "):
         MetricsServer("127.0.0.1", port, AuditMetrics().shown())
+
+
+def test_where_tls_is_spoken_who_has_no_certificate_gets_nothing(tmp_path: Path) -> None:
+    authority = open_authority(tmp_path / "authority", cluster="c", now_s=int(time.time()))
+    foreign = open_authority(tmp_path / "foreign", cluster="c", now_s=int(time.time()))
+
+    def files(made: Authority, name: str, role: Role) -> TlsFiles:
+        issued = made.certify(PeerIdentity(name=name, role=role), now_s=int(time.time()))
+        return TlsFiles(ca=authority.ca_file, certificate=issued.path)
+
+    metrics = AuditMetrics()
+    metrics.on_active("audit", active=True)
+    server = MetricsServer("127.0.0.1", 0, metrics.shown(), ProcessTls(files(authority, "audit", Role.AUDIT)))
+    url = f"https://{server.address}/metrics"
+    try:
+        prometheus = ProcessTls(files(authority, "prometheus", Role.CLIENT)).client()
+        assert "stratolog_audit_query_active" in httpx.get(url, trust_env=False, verify=prometheus).text
+        nobody = ProcessTls(TlsFiles(ca=authority.ca_file)).client()
+        refused = httpx.get(url, trust_env=False, verify=nobody)
+        assert (refused.status_code, "stratolog_audit" in refused.text) == (403, False)
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(url, trust_env=False, verify=ProcessTls(files(foreign, "prometheus", Role.CLIENT)).client())
+        with pytest.raises(httpx.HTTPError):
+            ask(server)
+    finally:
+        server.close()
 
 
 def test_after_close_the_port_is_free() -> None:

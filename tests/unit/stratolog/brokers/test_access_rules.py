@@ -8,10 +8,12 @@ import pytest
 from confluent_kafka.admin import AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 
 from schemas.kafka.access import ACCESS, KafkaPrincipal, principal_of, rights_of
+from schemas.topics import MAX_MESSAGE_BYTES
 from stratolog.brokers.access_rules import OPERATIONS, RESOURCES, bindings
 from stratolog.brokers.kafka_users import check_name
 from stratolog.brokers.secure_listeners import BrokerIdentity, listener_properties
 from stratolog.errors import UsageError
+from stratolog.local.kafka import KafkaCluster, allocate_listeners
 
 
 @pytest.mark.parametrize("kind", KafkaPrincipal)
@@ -45,7 +47,9 @@ def test_all_resources_and_operations_have_kafkas_names():
 
 def test_no_listener_of_a_secure_broker_is_open():
     own = BrokerIdentity(name="broker-1", key_store=Path("/k.pem"), trust_store=Path("/ca.pem"))
-    found = listener_properties(own, ("broker-1", "broker-2"), users="h:1", nodes="h:2", controller="h:3")
+    found = listener_properties(
+        own, ("broker-1", "broker-2"), users="h:1", nodes="h:2", controller="h:3", heap_mib=400
+    )  # fmt: skip
     assert found["listeners"] == "USERS://h:1,NODES://h:2,CONTROLLER://h:3"
     assert "PLAINTEXT" not in str(found)
     assert found["inter.broker.listener.name"] == "NODES"
@@ -53,6 +57,29 @@ def test_no_listener_of_a_secure_broker_is_open():
         assert found[f"listener.name.{listener}.ssl.client.auth"] == "required"
     assert found["super.users"] == "User:admin:operator;User:broker:broker-1;User:broker:broker-2"
     assert "password" not in str(found).lower()
+
+
+def test_what_a_stranger_costs_a_broker_is_bounded():
+    own = BrokerIdentity(name="broker-1", key_store=Path("/k.pem"), trust_store=Path("/ca.pem"))
+    found = listener_properties(own, ("broker-1",), users="h:1", nodes="h:2", controller="h:3", heap_mib=400)
+    assert int(found["sasl.server.max.receive.size"]) == 16_384
+    listeners = found["listeners"].count("://")
+    for listener in ("users", "nodes", "controller"):
+        assert found[f"listener.name.{listener}.max.connections"] == "400"
+        assert int(found[f"listener.name.{listener}.max.connection.creation.rate"]) == 100
+    # Before a login a connection holds three buffers of TLS and what it may send: all of them, half of the memory.
+    assert listeners * 400 * (3 * 17 * 1024 + int(found["sasl.server.max.receive.size"])) < 400 * 2**20 / 4
+    assert found["max.connections.per.ip"] == "100"
+    assert found["max.connections.per.ip.overrides"] == "127.0.0.1:1200,h:1200"
+    assert int(found["connections.max.idle.ms"]) < 600_000
+
+
+@pytest.mark.parametrize("heap_mib", [None, 256, 1024])
+def test_a_broker_reads_no_large_request_and_no_record_ends_it(heap_mib, tmp_path):
+    cluster = KafkaCluster(folder=tmp_path, jars=tmp_path, listeners=allocate_listeners(1), heap_mib=heap_mib)
+    # A record may claim to be as large as it likes: what it asks for is refused, and the broker goes on (decision 0106).
+    assert "OutOfMemory" not in str(cluster.broker_command(1))
+    assert int(cluster._properties(1)["socket.request.max.bytes"]) == 2 * MAX_MESSAGE_BYTES
 
 
 @pytest.mark.parametrize("name", ["", "a b", "om:om1", "a.b", "a_b", "a/b", "a" * 64, "-a", "ä", "a\n"])

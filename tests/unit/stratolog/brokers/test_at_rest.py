@@ -187,13 +187,13 @@ def test_brokers_get_a_store_of_their_own_whose_password_no_setting_shows(kept: 
     key, certificate, _ = pkcs12.load_key_and_certificates(own.key_store.read_bytes(), kept.keys.newest())
     assert key is not None
     assert certificate is not None
-    properties = listener_properties(own, ("broker-1",), users="h:1", nodes="h:2", controller="h:3")
+    properties = listener_properties(own, ("broker-1",), users="h:1", nodes="h:2", controller="h:3", heap_mib=400)
     assert properties["ssl.keystore.type"] == "PKCS12"
     assert properties["ssl.key.password"] == f"${{passwords:{kept.keys.path.parent}:key}}"
     assert kept.keys.newest().decode() not in str(properties)
     odd = BrokerIdentity(name="b", key_store=own.key_store, trust_store=own.trust_store, password_file=Path("/a:b/key"))
     with pytest.raises(UsageError, match="key_encryption_file': Kafka reads no file whose path has ':'"):
-        listener_properties(odd, (), users="h:1", nodes="h:2", controller="h:3")
+        listener_properties(odd, (), users="h:1", nodes="h:2", controller="h:3", heap_mib=400)
     at_rest.rotate(kept.settings, kept.keys)
     assert not own.key_store.exists()
     (again,) = broker_identities(made, 1)

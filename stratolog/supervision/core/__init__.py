@@ -1,0 +1,1 @@
+"""When what has died is started again, without a clock."""
