@@ -102,7 +102,7 @@ class PreExecuteContext:
     """Whether blocks are on datanodes: then a written block has a committed index."""
     inline_bytes: int = DEFAULT_INLINE_BYTES
     """Most bytes of a key that is kept in inlineTable."""
-    containers: FillingContainers = field(default_factory=FillingContainers)
+    containers: FillingContainers = field(default_factory=FillingContainers, compare=False)
     """What the leader remembers of the containers that it fills."""
 
 

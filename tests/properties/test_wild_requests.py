@@ -40,7 +40,7 @@ def test_no_wild_request_passes_unsigned_and_none_stops_the_gate(site: DoorSite,
     file = tmp_path / "credentials"
     file.write_text(own.text())
     arms = Arms(
-        cluster="c", brokers="", kafka={}, node="", datanodes={}, web={}, ca="", certificate="", credentials=str(file),
+        cluster="c", brokers="", kafka={}, node="", datanodes={}, web={}, broker_ports=(), audit_ports=(), ca="", certificate="", credentials=str(file),
         volume="vault", bucket="bucket", keys=("k",), blocks=((0, 1, 2),), blocks_are_guarded=True, canary="canary",
     )  # fmt: skip
     made = WildRequests(arms, random.Random(19))

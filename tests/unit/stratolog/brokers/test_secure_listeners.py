@@ -9,7 +9,7 @@ from stratolog.brokers.secure_listeners import BrokerIdentity, listener_properti
 
 def properties() -> dict[str, str]:
     own = BrokerIdentity(name="broker-1", key_store=Path("/k.pem"), trust_store=Path("/ca.pem"))
-    return dict(listener_properties(own, ("broker-1",), users="h:1", nodes="h:2", controller="h:3"))
+    return dict(listener_properties(own, ("broker-1",), users="h:1", nodes="h:2", controller="h:3", heap_mib=512))
 
 
 def test_brokers_speak_tls_1_3_alone_at_every_listener():
