@@ -166,6 +166,7 @@ def _beside_the_stack(name: str) -> Callable[..., None]:
 
         settings = connected_settings_of(context)
         _check_file(report)
+        settings.data_dir.mkdir(parents=True, exist_ok=True)  # no stack need have been there ever
         cluster = Cluster(settings=settings)
         begin = partial(_drill_beside_the_stack, name, cluster)
         _finish(_told(settings, name, None, begin, as_json), report, as_json)

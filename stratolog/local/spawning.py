@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,12 +33,17 @@ def node_command(name: str) -> list[str]:
     return [sys.executable, "-m", "stratolog", "node", "run", name]
 
 
-def spawn_node(settings: Settings, name: str, *, detached: bool) -> StackMember:
-    """Start the process of one node, with the settings of the stack; return the process before it serves."""
+def spawn_node(
+    settings: Settings, name: str, *, detached: bool, command: Sequence[str] | None = None
+) -> StackMember:  # fmt: skip
+    """Start the process of one node, with the settings of the stack; return the process before it serves.
+
+    ``command`` is another one than :func:`node_command` gives.
+    """
     log = settings.data_dir / "logs" / f"{name}.log"
     options = admit(learn(settings), KafkaPrincipal.OM, name, (settings.node(name).host,))
     environment = node_environment(settings.data_dir / SETTINGS_FILE, options)
-    process = spawn(node_command(name), log=log, detached=detached, env=environment)
+    process = spawn(command or node_command(name), log=log, detached=detached, env=environment)
     return StackMember(kind=NODE, name=name, address=settings.node(name).address, log=log, process=process, extra={})
 
 

@@ -77,7 +77,7 @@ def digests(stack: TestStack, shard: int) -> set[tuple[int, str]]:
 def backed_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """Two backups of a cluster that is gone: its bytes, a snapshot, and a time between the two."""
     folder, backups = tmp_path_factory.mktemp("old"), tmp_path_factory.mktemp("backups") / "b"
-    first, second = b"first" * 40 * KIB, b"second" * 7
+    first, second = b"first" * 40 * KIB, b"second" * 7 * KIB  # larger than a key in its row may be
     with TestStack(folder, nodes=NODES, datanodes=DATANODES, shards=2, barrier_interval_ms=200) as stack:
         with stack.client() as client:
             client.create_volume("vol1")

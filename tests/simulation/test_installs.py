@@ -12,7 +12,7 @@ from tests.simulation.installs import STEPS, simulate_installs, strange_store
 
 SEEDS = 5
 MORE_SEEDS = 400
-CHUNK = 20
+CHUNK = 25
 WANTED = {
     "log trimmed", "disk lost", "installed", "content came wrong", "stranger refused", "listing",
 }  # fmt: skip

@@ -86,7 +86,7 @@ def _check(
     deadline_s = now_s() + LOG_WAIT_S
     while True:
         try:
-            check_replica(replica, log, note)
+            check_replica(replica, log, note, now_s=now_s, sleep=sleep)
             if not reaches_anchor(replica, log):
                 raise CandidateRefused(
                     f"its last counting record is at offset {replica.anchor.offset}, before the log's first one: it "

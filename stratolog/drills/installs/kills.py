@@ -1,12 +1,12 @@
 """SIGKILL a node at one stage of its install after the other, and read each time what was left.
 
-A kill counts for the stage that the disk shows afterwards, not for the one that was aimed at: some stages last as long
-as an fsync. A stage that was missed is aimed at again, in a new install if need be.
+In a stage that lasts as long as an fsync the node kills itself (``dying_node``); in all others it is killed from
+outside. A kill counts for the stage that the disk shows afterwards, not for the one that was aimed at. A stage that was
+missed is aimed at again, in a new install if need be.
 """
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Protocol
 
 from stratolog.drills.core.report import StepFailed
 from stratolog.drills.installs.core.stages import ORDER, InstallStage, ReplicaState, mixture
+from stratolog.drills.installs.dying_node import dies_in
 from stratolog.drills.installs.watch import InstallWatch, contents_of
 
 STAGE_S = 120.0
@@ -26,20 +27,14 @@ class Victim(Protocol):
     database: Path
     log: Path
 
-    def start(self) -> None:
-        """Start the process, and do not wait for it."""
+    def start(self, dies_in: InstallStage | None = None) -> None:
+        """Start the process, and do not wait for it. It kills itself in a stage that is given."""
 
     def kill(self) -> None:
         """SIGKILL; return once the process is gone."""
 
     def runs(self) -> bool:
         """Whether the process runs."""
-
-    def signal(self, number: int) -> object:
-        """Send the process a signal."""
-
-    def may_end(self) -> bool:
-        """Whether the process may have ended by itself: it was started so that it dies at a stage."""
 
     def replays(self) -> bool:
         """Whether it has applied a record behind what it has installed."""
@@ -82,7 +77,7 @@ class InstallKills:
     def kill_at(self, aimed: InstallStage) -> Kill:
         """Start the victim, kill it at a stage, and look. Raises StepFailed if it ended by itself, or nothing came."""
         victim, had, watch = self._victim, contents_of(self._victim.database), self._watch()
-        self._start(watch, aimed)
+        self._start(watch, aimed, aimed if dies_in(aimed) else None)
         victim.kill()
         found, left, here = watch.stage(), victim.left(), contents_of(victim.database)
         if found is InstallStage.INSTALLED and left.installed and left.offset > int(left.installed["offset"]):
@@ -99,24 +94,18 @@ class InstallKills:
         """Start the victim, and return its watch when a stage is reached, or one behind it; the install goes on."""
         watch = self._watch()
         self._start(watch, aimed)
-        self._victim.signal(signal.SIGCONT)
         return watch
 
     def _watch(self) -> InstallWatch:
         victim = self._victim
         return InstallWatch(
-            victim.database, victim.log, replays=victim.replays, runs=victim.runs, signal=victim.signal,
-            renamed=self._last.is_new,
-        )  # fmt: skip
+            victim.database, victim.log, replays=victim.replays, runs=victim.runs, renamed=self._last.is_new
+        )
 
-    def _start(self, watch: InstallWatch, aimed: InstallStage) -> None:
-        self._victim.start()
-        try:
-            watch.wait(aimed, STAGE_S)
-        except BaseException:  # Control-C, say: a node that is stopped would not end in order
-            self._victim.signal(signal.SIGCONT)
-            raise
-        if not self._victim.runs() and not self._victim.may_end():
+    def _start(self, watch: InstallWatch, aimed: InstallStage, dying: InstallStage | None = None) -> None:
+        self._victim.start(dying)
+        watch.wait(aimed, STAGE_S)
+        if dying is None and not self._victim.runs():
             raise StepFailed(f"{self._victim.log.stem} ended by itself: see {self._victim.log}")
 
     def at_each(self, stages: Sequence[InstallStage], need_again: Callable[[], None], most: int) -> Iterator[Kill]:

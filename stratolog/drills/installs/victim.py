@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stratolog.drills.installs.core.stages import ReplicaState, is_replaying
+from stratolog.drills.installs.core.stages import InstallStage, ReplicaState, is_replaying
+from stratolog.drills.installs.dying_node import command_of
 from stratolog.drills.installs.leavings import left_behind
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.own_stack import SHARD
@@ -23,9 +24,10 @@ class NodeVictim:
         self.log: Path = member.log
         self._process = member.process
 
-    def start(self) -> None:
-        """Start the process, and do not wait for it."""
-        self._process = self._cluster.spawn(self.name).process
+    def start(self, dies_in: InstallStage | None = None) -> None:
+        """Start the process, and do not wait for it. It kills itself in a stage that is given."""
+        command = None if dies_in is None else command_of(self.name, dies_in)
+        self._process = self._cluster.spawn(self.name, command).process
 
     def kill(self) -> None:
         """SIGKILL; return once the process is gone."""
@@ -34,14 +36,6 @@ class NodeVictim:
     def runs(self) -> bool:
         """Whether the process runs."""
         return self._process.is_running()
-
-    def signal(self, number: int) -> object:
-        """Send the process a signal."""
-        return self._process.signal(number)
-
-    def may_end(self) -> bool:
-        """Return False: a node of a stack ends only if it is killed, or has a defect."""
-        return False
 
     def replays(self) -> bool:
         """Whether it has applied a record behind what it has installed."""

@@ -1,9 +1,7 @@
 """How far a node's install is, seen from outside while it runs: its folders, its progress file, its log.
 
-The stages between two renames last as long as a folder's fsync, which may be microseconds. So the node is stopped
-(SIGSTOP) while :meth:`InstallWatch.wait` looks, and runs on for a slice of time, once its install has begun. Before
-that, and while the node only has to come up, it runs. The slices of a stage begin with SLICE_S and grow, since a busy
-machine may give a node no processor in so short a time.
+Some stages last as long as a folder's fsync, which may be microseconds. Who has to meet one of them has the node die
+there (``dying_node``): the disk then shows the stage for as long as one likes.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +19,7 @@ from replicated_db.shell.bootstrap.bootstrap import progress_file
 from replicated_db.shell.bootstrap.candidate import candidate_folder
 from replicated_db.shell.bootstrap.install import look
 from stratolog.drills.installs.core.kill_findings import CandidateSight
-from stratolog.drills.installs.core.stages import ORDER, InstallStage, Sight, is_near, stage_of
+from stratolog.drills.installs.core.stages import ORDER, InstallStage, Sight, stage_of
 from transport.waiting.deadline import Deadline
 
 WANTED_FILES = re.compile(rb" in (\d+) files are to be fetched")
@@ -33,14 +30,8 @@ CLOCK_STEP_NS = 20_000_000
 ASK_INTERVAL_S = 0.05
 """How often a node is asked whether it replays: asking takes longer than all looks at the disk."""
 
-SLICE_S = 0.0001
-"""For how long the node runs between two looks, at least."""
-
-SLICE_GROWTH = 1.2
-LONGEST_SLICE_S = 0.02
-
-LONG_STAGE_INTERVAL_S = 0.002
-"""How often to look while what is waited for is far away, or lasts long."""
+LOOK_INTERVAL_S = 0.002
+"""How often to look."""
 
 PART = ".part"
 BEING_WRITTEN = "?"
@@ -51,15 +42,13 @@ BEING_WRITTEN = "?"
 class InstallWatch:
     """Watches one start of a node; make it before the start.
 
-    ``replays`` says whether the node has replayed something, ``runs`` whether its process runs. ``signal`` sends it a
-    signal.
+    ``replays`` says whether the node has replayed something, ``runs`` whether its process runs.
     """
 
     database: Path
     log: Path
     replays: Callable[[], bool]
     runs: Callable[[], bool]
-    signal: Callable[[int], object]
     renamed: bool = False
     """Whether the replica is the new one: set it if a former process has come so far."""
     listings: int = 0
@@ -93,26 +82,16 @@ class InstallWatch:
         )  # fmt: skip
 
     def wait(self, wanted: InstallStage, timeout_s: float) -> InstallStage:
-        """Look until the install is at a stage or behind it; return the stage seen last. The node may be stopped then.
+        """Look until the install is at a stage or behind it; return the stage seen last.
 
         It ends, too, when the node has ended, or the time is up.
         """
-        deadline, before, slice_s = Deadline.after_s(timeout_s), None, SLICE_S
+        deadline = Deadline.after_s(timeout_s)
         while True:
             found = self.stage()
             if ORDER[found] >= ORDER[wanted] or not self.runs() or deadline.has_passed:
                 return found
-            if is_near(found, wanted):
-                slice_s = min(slice_s * SLICE_GROWTH, LONGEST_SLICE_S) if found is before else SLICE_S
-                self._let_run(slice_s)
-                before = found
-            else:
-                time.sleep(LONG_STAGE_INTERVAL_S)
-
-    def _let_run(self, slice_s: float) -> None:
-        self.signal(signal.SIGCONT)
-        time.sleep(slice_s)
-        self.signal(signal.SIGSTOP)
+            time.sleep(LOOK_INTERVAL_S)
 
     def _progress(self) -> str:
         """Return what the node says; empty if a former process said it."""

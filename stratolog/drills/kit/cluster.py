@@ -197,13 +197,13 @@ class Cluster:
             raise Unavailable(f"node {name} does not come up again:\n{log_tail(started.log)}")
         return process
 
-    def spawn(self, name: str) -> StackMember:
-        """Start a node that does not run, and do not wait for it."""
+    def spawn(self, name: str, command: Sequence[str] | None = None) -> StackMember:
+        """Start a node that does not run, and do not wait for it; ``command`` is another than 'stratolog node run'."""
         with state.locked(self.settings.data_dir):
             old = self.member(NODE, name)
             if old.process.is_running():
                 return old
-            started = spawning.spawn_node(self.settings, name, detached=self.detached)
+            started = spawning.spawn_node(self.settings, name, detached=self.detached, command=command)
             self._replace(started)
         return started
 

@@ -15,23 +15,10 @@ from stratolog.drills.installs.kills import InstallKills
 from tests.chaos.campaign import Fault
 from tests.chaos.damage import LogMark
 from tests.chaos.installs.world import InstallWorld, StackVictim
-from tests.support.faults import dying_node
 
 FAULT = Fault(name="install-kill", inject=lambda _chaos, _round: None, brokers=1)
 STAGES = tuple(stage for stage in InstallStage if stage is not InstallStage.SECOND_ROUND)
 """All that an install of a small database comes by."""
-
-PLACES = {
-    InstallStage.FETCHED: dying_node.BUILD,
-    InstallStage.JOURNALLED: "PUT_ASIDE:CHECKPOINTS",
-    InstallStage.CHECKPOINTS_ASIDE: "PUT_IN_PLACE:CHECKPOINTS",
-    InstallStage.CHECKPOINTS_PLACED: "PUT_ASIDE:DATABASE",
-    InstallStage.DATABASE_ASIDE: "PUT_IN_PLACE:DATABASE",
-    InstallStage.DATABASE_PLACED: "FORGET_JOURNAL",
-    InstallStage.JOURNAL_GONE: "REMOVE_REPLACED",
-    InstallStage.CLEANING: "REMOVE_TREE",
-}
-"""Stages that last for microseconds on some disks: the process dies there by itself. At all others it is killed from outside."""
 
 
 def run(world: InstallWorld, kills: int, note: Callable[[str], None]) -> dict[str, Any]:
@@ -43,8 +30,7 @@ def run(world: InstallWorld, kills: int, note: Callable[[str], None]) -> dict[st
         # With its checkpoints left the node has old ones to put aside; without, there is nothing in their place.
         world.need_install(keep_checkpoints=world.random.random() < 0.5)
         mark = LogMark(world.chaos, world.victim)
-        node = StackVictim(world.stack, world.victim, world.database)
-        victim = InstallKills(node)
+        victim = InstallKills(StackVictim(world.stack, world.victim, world.database))
         while (
             world.goes_on()
             and met.total() < kills
@@ -52,7 +38,6 @@ def run(world: InstallWorld, kills: int, note: Callable[[str], None]) -> dict[st
         ):
             least = min(met[stage] for stage in reachable)
             aimed = world.random.choice([stage for stage in reachable if met[stage] == least])
-            node.dies_at = PLACES.get(aimed, "")
             kill = victim.kill_at(aimed)
             met[kill.found] += 1
             kept += kill.kept_bytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,14 +12,14 @@ from typing import Any
 
 from replicated_db.shell.bootstrap.candidate import candidate_folder
 from schemas.records.verdict_words import INCREMENTAL
-from stratolog.drills.installs.core.stages import ReplicaState, is_replaying
+from stratolog.drills.installs.core.stages import InstallStage, ReplicaState, is_replaying
+from stratolog.drills.installs.dying_node import command_of
 from stratolog.drills.installs.leavings import left_behind
 from stratolog.drills.kit import load as light
 from stratolog.drills.kit.rebuild import database_of
 from stratolog.drills.kit.taps import ReportTap, sums_of
 from tests.chaos.campaign import Chaos, Fault, Load, Plan, under_load
 from tests.chaos.damage import LogMark
-from tests.support.faults import dying_node
 from tests.support.faults.stack_faults import fresh_volume
 from tests.support.local.stack import TestStack
 
@@ -136,23 +135,14 @@ class StackVictim:
         self._name = name
         self.database = database
         self.log = stack.log_file(name)
-        self.dies_at = ""
-        """Where the next process dies by itself (``dying_node``); empty: it is killed from outside."""
 
-    def start(self) -> None:
+    def start(self, dies_in: InstallStage | None = None) -> None:
         if self._name not in self._stack.nodes:
-            command = [sys.executable, dying_node.__file__, self._name, self.dies_at] if self.dies_at else None
-            self._stack.start_node(self._name, command)
+            self._stack.start_node(self._name, None if dies_in is None else command_of(self._name, dies_in))
 
     def kill(self) -> None:
         """SIGKILL; it may have died by itself meanwhile."""
         self._stack.nodes.pop(self._name).kill()
-
-    def signal(self, number: int) -> object:
-        return self._name in self._stack.nodes and self._stack.nodes[self._name].signal(number)
-
-    def may_end(self) -> bool:
-        return bool(self.dies_at)
 
     def runs(self) -> bool:
         return self._name in self._stack.nodes and self._stack.nodes[self._name].is_running()

@@ -42,23 +42,6 @@ class InstallStage(Enum):
 
 ORDER = {stage: number for number, stage in enumerate(InstallStage)}
 
-LONG_STAGES = (
-    InstallStage.SEEKING, InstallStage.FETCHING, InstallStage.SECOND_ROUND, InstallStage.INSTALLED,
-    InstallStage.REPLAYING,
-)  # fmt: skip
-"""Stages that last for milliseconds at least."""
-
-AFTER_FETCHING = (InstallStage.FETCHED, InstallStage.BUILDING)
-
-
-def is_near(found: InstallStage, wanted: InstallStage) -> bool:
-    """Whether a stage that is waited for is short, and may be over a moment after what was found."""
-    if wanted in LONG_STAGES or found in (InstallStage.SEEKING, InstallStage.INSTALLED):
-        return False
-    begin = InstallStage.FETCHING if wanted in AFTER_FETCHING else InstallStage.CHECKING
-    return ORDER[found] >= ORDER[begin]
-
-
 JOURNAL_ROWS = {
     # What the tree still has, and what is in the place.
     (frozenset(Part), True): InstallStage.JOURNALLED,

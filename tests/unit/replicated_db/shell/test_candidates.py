@@ -17,6 +17,7 @@ from replicated_db.core.bootstrap.bootstrap_machine import Release
 from replicated_db.core.bootstrap.listing import CHECKPOINTS, DATABASE, Content, ListedPosition, Listing, request_from
 from replicated_db.core.bootstrap.peer_choice import ServingPeer
 from replicated_db.core.errors import StoreFailure
+from replicated_db.core.log.log_reads import END_BEHIND_WAIT_S
 from replicated_db.core.log.position import FLAG_KEY, INSTALLED_KEY, UNFLAGGED_KEY
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.core.tables.column_families import TRANSACTION_INFO
@@ -233,6 +234,27 @@ def checking(copied: Path, source: RocksNode) -> Checking:
 def test_a_good_candidate_passes(checking: Checking):
     checking.check()
     assert checking.slept == []
+
+
+class EndsBefore:
+    """A log whose end is told by a broker that is behind."""
+
+    def __init__(self, log: Any, end: int) -> None:
+        self._log = log
+        self._end = end
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def bounds(self) -> tuple[int, int]:
+        return 0, self._end
+
+
+def test_a_log_that_ends_before_the_candidate_is_waited_for_by_the_callers_clock(checking: Checking):
+    checking.log = EndsBefore(checking.source.log, checking.listed.offset)
+    with pytest.raises(CandidateRefused):
+        checking.check()
+    assert END_BEHIND_WAIT_S < sum(checking.slept) <= END_BEHIND_WAIT_S + 1
 
 
 @pytest.mark.parametrize("field", ["term", "index", "offset"])

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from replicated_db.core.bootstrap.install_steps import OnDisk, Part
+from replicated_db.core.bootstrap.peer_choice import ServingPeer
+from replicated_db.shell.bootstrap.bootstrap import Terms, bootstrap
+from replicated_db.shell.bootstrap.candidate import candidate_folder
+from replicated_db.shell.bootstrap.install import finish, journal_of, replaced_folder
 from stratolog.drills.core.report import StepFailed
+from stratolog.drills.installs import dying_node
 from stratolog.drills.installs.core import kill_findings
 from stratolog.drills.installs.core.kill_findings import CandidateSight, LeaderChange
 from stratolog.drills.installs.core.stages import (
     InstallStage,
     ReplicaState,
     Sight,
-    is_near,
     is_replaying,
     mixture,
     stage_of,
 )
 from stratolog.drills.installs.kills import InstallKills
 from stratolog.drills.installs.watch import InstallWatch, candidate_of, contents_of
+from tests.support.local.secret import SECRET
+from tests.support.replicated.transfers import Log, RocksNode, serving
 
 BOTH, NONE = frozenset(Part), frozenset[Part]()
 DATABASE, CHECKPOINTS = frozenset({Part.DATABASE}), frozenset({Part.CHECKPOINTS})
@@ -93,23 +98,6 @@ def test_every_stage_is_seen_by_something() -> None:
 def test_the_replica_is_the_new_one_from_the_journal_on() -> None:
     new = [stage for stage in InstallStage if stage.is_new]
     assert new == list(InstallStage)[list(InstallStage).index(InstallStage.JOURNALLED) :]
-
-
-@pytest.mark.parametrize(
-    ("found", "wanted", "near"),
-    [
-        (InstallStage.FETCHING, InstallStage.FETCHED, True),
-        (InstallStage.FETCHING, InstallStage.DATABASE_ASIDE, False),
-        (InstallStage.CHECKING, InstallStage.DATABASE_ASIDE, True),
-        (InstallStage.JOURNALLED, InstallStage.CLEANING, True),
-        (InstallStage.CHECKING, InstallStage.REPLAYING, False),
-        (InstallStage.SEEKING, InstallStage.FETCHED, False),
-    ],
-)
-def test_a_node_is_stopped_for_looks_where_a_stage_is_near(
-    found: InstallStage, wanted: InstallStage, near: bool
-) -> None:  # fmt: skip
-    assert is_near(found, wanted) is near
 
 
 OLD = ReplicaState(offset=20, installed={"offset": 10, "peer": "om1"}, is_whole=True)
@@ -198,7 +186,7 @@ def test_findings_of_leader_changes_that_went_wrong() -> None:
 
 
 def watch(database: Path, **options: Any) -> InstallWatch:
-    return InstallWatch(database, database.with_name("om1.log"), lambda: False, lambda: True, lambda _: None, **options)
+    return InstallWatch(database, database.with_name("om1.log"), lambda: False, lambda: True, **options)
 
 
 def put(path: Path, text: str = "") -> Path:
@@ -282,9 +270,10 @@ class Scripted:
         self.script = list(script)
         self.starts = 0
         self.running = False
-        self.signals: list[int] = []
+        self.told: list[InstallStage | None] = []
 
-    def start(self) -> None:
+    def start(self, dies_in: InstallStage | None = None) -> None:
+        self.told.append(dies_in)
         self.starts += 1
         self.running = True
         if self.script[self.starts - 1][0] is InstallStage.FETCHING:
@@ -299,13 +288,6 @@ class Scripted:
 
     def runs(self) -> bool:
         return self.running
-
-    def signal(self, number: int) -> object:
-        self.signals.append(number)
-        return number
-
-    def may_end(self) -> bool:
-        return False
 
     def replays(self) -> bool:
         return False
@@ -325,6 +307,7 @@ def test_each_stage_is_aimed_at_until_it_is_met(tmp_path: Path) -> None:
     assert [(kill.kept_bytes, kill.fetched_again) for kill in found] == [(0, 0), (5, 0)]
     assert not kills.reaches(InstallStage.FETCHING)
     assert kills.reaches(InstallStage.JOURNAL_GONE)
+    assert victim.told == [None, InstallStage.DATABASE_PLACED]
 
 
 def test_a_stage_that_lies_behind_wants_another_install(tmp_path: Path) -> None:
@@ -349,19 +332,74 @@ def test_kills_are_bounded(tmp_path: Path) -> None:
 
 
 def test_a_victim_that_ends_by_itself(tmp_path: Path) -> None:
-    victim = Scripted(tmp_path, [(InstallStage.FETCHING, OLD)])
+    victim = Scripted(tmp_path, [(InstallStage.FETCHING, OLD)] * 2)
     victim.runs = lambda: False  # type: ignore[method-assign]
     with pytest.raises(StepFailed, match="om1 ended by itself"):
-        InstallKills(victim).kill_at(InstallStage.CLEANING)
+        InstallKills(victim).kill_at(InstallStage.REPLAYING)
+    assert InstallKills(victim).kill_at(InstallStage.FETCHED).found is InstallStage.FETCHING  # it was told to
 
 
-def test_an_interrupted_drill_leaves_nobody_stopped(tmp_path: Path) -> None:
-    victim = Scripted(tmp_path, [(InstallStage.FETCHING, OLD)])
+# A node that kills itself in its install, over a real database and a real peer.
 
-    def interrupted() -> bool:
-        raise KeyboardInterrupt
 
-    victim.runs = interrupted  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        InstallKills(victim).kill_at(InstallStage.FETCHED)
-    assert victim.signals[-1] == signal.SIGCONT
+ROWS = 50
+
+
+class Died(BaseException):
+    """Instead of SIGKILL: what is on the disk is the same."""
+
+
+def dies(*_: object, **__: object) -> NoReturn:
+    raise Died
+
+
+def starts(asker: RocksNode, terms: Terms, *, installs: bool) -> None:
+    finish(asker.database)
+    if installs:
+        bootstrap(asker.target(), terms, asker.notes.append)
+
+
+def dies_in(stage: InstallStage, asker: RocksNode, peer: ServingPeer) -> InstallWatch:
+    """Start as a node does, with an install that ends in a stage; return the watch of that start."""
+    database = asker.database
+    renamed = journal_of(database).exists() or replaced_folder(database).exists()
+    seen = watch(database, renamed=renamed)
+    terms = Terms(peers=lambda: [peer], secret=SECRET, own_offset=4, searches=1)
+    with pytest.MonkeyPatch.context() as patch:
+        dying_node.arm(stage, patch.setattr, dies)
+        with pytest.raises(Died):
+            starts(asker, terms, installs=not renamed)
+    put(seen.log, "\n".join(asker.notes) + "\n")
+    return seen
+
+
+def test_a_node_dies_in_each_short_stage(tmp_path: Path) -> None:
+    """One disk, from one stage to the next: each start goes on from what the last one left."""
+    log = Log()
+    log.write(ROWS, checkpoint="snapshot-1")
+    source = RocksNode(tmp_path / "n1", log.log, "n1").catch_up()
+    asker = RocksNode(tmp_path / "n2", log.log, "n2").catch_up(5)
+    asker.close()
+    short = [stage for stage in InstallStage if dying_node.dies_in(stage)]
+    assert [stage for stage in InstallStage if stage not in short] == [
+        InstallStage.SEEKING, InstallStage.FETCHING, InstallStage.SECOND_ROUND, InstallStage.INSTALLED,
+        InstallStage.REPLAYING,
+    ]  # fmt: skip
+    with serving(source.desk(), "n1") as peer:
+        assert [dies_in(stage, asker, peer).stage() for stage in short] == short
+    source.close()
+
+
+def test_a_tree_that_was_never_whole_does_not_end_a_start_that_is_to_die_while_it_cleans(tmp_path: Path) -> None:
+    tree = candidate_folder(tmp_path / "shard-0") / "tree"
+    tree.mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as patch:
+        dying_node.arm(InstallStage.CLEANING, patch.setattr, dies)
+        assert finish(tmp_path / "shard-0") == 1
+    assert not tree.exists()
+
+
+def test_the_command_of_a_dying_node() -> None:
+    assert dying_node.command_of("om1", InstallStage.BUILDING)[1:] == [
+        "-m", "stratolog.drills.installs.dying_node", "om1", "BUILDING",
+    ]  # fmt: skip

@@ -7,13 +7,18 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from typer.testing import CliRunner
 
 from producers.errors import OutcomeUnknown
+from stratolog.cli import build_app
 from stratolog.cluster.core.findings import Finding
+from stratolog.drills import bodies
 from stratolog.drills.core.report import COULD_NOT_RUN, FAILED, PASSED, CouldNotRun, DrillStep, StepFailed, verdict_of
 from stratolog.drills.kit import catalogue
+from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.session import Session, run
 from stratolog.errors import Unavailable, UsageError
 
@@ -152,6 +157,23 @@ def test_no_stack(tmp_path: Path) -> None:
     assert report.verdict == COULD_NOT_RUN
     assert "stratolog up" in report.reason
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("name", catalogue.names_at(catalogue.DrillPlace.BESIDE))
+def test_a_drill_beside_the_stack_needs_no_stack(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    ran: list[Path] = []
+
+    def body(session: Session, cluster: Cluster) -> None:
+        ran.append(cluster.settings.data_dir)
+        session.find(YES)
+
+    monkeypatch.setitem(cast(dict[str, Any], bodies.BESIDE_THE_STACK), name, body)
+    monkeypatch.setenv("STRATOLOG_DATA_DIR", str(tmp_path / "nowhere"))
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(build_app(), ["drill", name, "--json"])
+    assert (done.exit_code, ran) == (0, [tmp_path / "nowhere"]), done.output
 
 
 def test_every_drill_has_a_command_and_says_what_it_touches() -> None:
