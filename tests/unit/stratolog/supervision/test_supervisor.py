@@ -80,7 +80,8 @@ def test_what_has_died_is_started_again_brokers_first_and_told(stack: Stack) -> 
     told = read_restarts(stack.folder)
     assert {name: one.times for name, one in told.items()} == {"b": 1, "om1": 1}
     (_, line) = restart_lines({name: shown(one) for name, one in told.items()})
-    assert line == (
+    # Python may have waited for this child of the test's already, and then nobody knows how it ended.
+    assert line.replace("signal 9: ", "") == (
         "om1 died at 2027-01-15T08:00:00Z, was started again 1 time: "
         "Terminating due to java.lang.OutOfMemoryError: Java heap space"
     )
