@@ -12,6 +12,8 @@ from stratolog.local.processes import wait_until
 STEP_S = 0.005
 LASTING = ("py4j", "pyspark", "execnet", "xdist")
 """Packages whose threads live as long as the process: tests share Spark's session, and the line to xdist stays."""
+GUARDS = "spark_streaming.records.callbacks"
+"""The module whose servers are those of Spark's session, in place of PySpark's and Py4J's own."""
 TIMER = "pytest_timeout"
 """How the name of the thread begins that ends a test which hangs: it still waits when the last fixtures end."""
 
@@ -36,7 +38,8 @@ def _lasts(thread: threading.Thread) -> bool:
     """Return whether a thread is not the tests' to end."""
     # A thread of C code that calls back, as librdkafka's do, gets such an entry, which nobody takes out again.
     foreign = isinstance(thread, threading._DummyThread)
-    return foreign or thread.name.startswith(TIMER) or _origin(_target(thread)).partition(".")[0] in LASTING
+    origin = _origin(_target(thread))
+    return foreign or thread.name.startswith(TIMER) or origin == GUARDS or origin.partition(".")[0] in LASTING
 
 
 def _target(thread: threading.Thread) -> Any:
