@@ -30,7 +30,8 @@ from stratolog.drills.kit.faults import LostLeader, lose_leader
 from stratolog.drills.kit.journal_file import JournalTail, read_journal
 from stratolog.drills.kit.session import Session
 from stratolog.local.kafka import LONG_RUN_JVM, QUICK_START_JVM, Listener
-from stratolog.local.processes import Process, log_tail, spawn
+from stratolog.local.processes import Process, log_tail, spawn, wait_until
+from tests.chaos import forks
 from tests.chaos.judge import judge
 from tests.support.faults.netns import Network
 from tests.support.faults.stack_faults import fresh_volume
@@ -59,6 +60,8 @@ class Load:
     rate: float = 60.0
     doors: tuple[str, ...] = DOORS
     """By which door each client process sends, in turn. With as many clients each door has one."""
+    forks_s: float = 0.0
+    """How often each client process forks one that goes on with its client (``tests.chaos.forks``); 0 = never."""
 
 
 BURST = Load(in_flight=200, rate=0.0)
@@ -144,7 +147,7 @@ class Chaos:
         command: list[str | Path] = [
             sys.executable, "-m", "tests.chaos.writer",
             "--volume", volume, "--bucket", BUCKET, "--journal", self.journal_file(number),
-            "--in-flight", str(load.in_flight), "--rate", str(load.rate),
+            "--in-flight", str(load.in_flight), "--rate", str(load.rate), "--forks", str(load.forks_s),
             *self._door(load.doors[number % len(load.doors)]),
         ]  # fmt: skip
         self._tails[number] = JournalTail(self.journal_file(number))
@@ -180,9 +183,8 @@ class Chaos:
             if not process.wait(STOP_CLIENT_S):
                 raise AssertionError(f"client {number} does not end\n{self.client_log()}\n{self.stack.logs()}")
         self.clients.clear()
-        found = [
-            read_journal(self.journal_file(number)) for number in self._tails if self.journal_file(number).exists()
-        ]
+        wait_until(lambda: not forks.are_left(self._folder / "journals"), STOP_CLIENT_S)
+        found = [read_journal(path) for path in sorted((self._folder / "journals").glob("*.journal"))]
         return [journal for journal in found if journal is not None]
 
     def client_log(self) -> str:

@@ -63,7 +63,7 @@ def _run(plan: Plan, folder: Path, *, stop: Event) -> tuple[dict[str, Any], bool
 
 def _plan(options: argparse.Namespace) -> Plan:
     fault = FAULTS[options.fault]
-    given = {name: getattr(options, name) for name in ("clients", "in_flight", "rate", "doors")}
+    given = {name: getattr(options, name) for name in ("clients", "in_flight", "rate", "doors", "forks_s")}
     load = replace(fault.load, **{name: value for name, value in given.items() if value is not None})
     return Plan(
         fault=fault, times=options.times, acknowledged=options.acknowledged, brokers=options.brokers or fault.brokers,
@@ -87,6 +87,10 @@ def _parser() -> argparse.ArgumentParser:
         help=f"the client processes' ways to the leader, in turn: some of {', '.join(DOORS)}; by default all",
     )  # fmt: skip
     parser.add_argument("--rate", type=float, help="keys a second in each; 0 = as fast as they are answered")
+    parser.add_argument(
+        "--forks", dest="forks_s", type=float, metavar="S",
+        help="each client process forks every so many seconds, and both go on with the one client",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=1)
     return parser
 

@@ -18,6 +18,7 @@ from producers import Client
 from producers.errors import NotConnected
 from stratolog.drills.kit.journal_file import JournalFile
 from stratolog.drills.kit.writer import ChainWriter
+from tests.chaos.forks import Forks
 from transport.waiting.deadline import Deadline
 
 DEADLINE_MS = 120_000
@@ -52,6 +53,7 @@ def main() -> int:
     parser.add_argument("--journal", required=True, type=Path)
     parser.add_argument("--in-flight", type=int, default=16)
     parser.add_argument("--rate", type=float, default=0.0)
+    parser.add_argument("--forks", type=float, default=0.0, help="seconds from fork to fork (tests.chaos.forks)")
     options = parser.parse_args()
     nodes = list(filter(None, options.nodes.split(",")))
     client = connected(options.bootstrap_servers, 2 * options.in_flight + 16, nodes)
@@ -64,7 +66,9 @@ def main() -> int:
             writer.stop.set()
 
         signal.signal(signal.SIGTERM, stop)
-        writer.run(options.rate)
+        place = (options.volume, options.bucket)
+        with Forks(client, lines, options.journal, place, every_s=options.forks, rate=options.rate):
+            writer.run(options.rate)
     return 0
 
 
