@@ -21,6 +21,7 @@ from schemas.records.messages import (
     FleetRequest,
     LeaderRequest,
     LogDigestBase,
+    RemoveDatanode,
     RenameKey,
     RenameSnapshot,
     RequestBody,
@@ -172,7 +173,7 @@ def describe(body: RequestBody) -> str:
     if isinstance(body, ShardCommand | LeaderRequest):
         return f"{kind} of shard {body.shard}"
     if isinstance(body, FleetRequest):
-        return f"{kind} {body.datanode if isinstance(body, SetDatanodeState) else body.partition}"
+        return f"{kind} {body.datanode if isinstance(body, SetDatanodeState | RemoveDatanode) else body.partition}"
     if isinstance(body, RenameKey):
         return f"{kind} /{body.volume}/{body.bucket}/{body.from_key} to {body.to_key}"
     if isinstance(body, RenameSnapshot):

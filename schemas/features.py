@@ -38,6 +38,7 @@ from schemas.records.messages import (
     PurgeSnapshots,
     PutKey,
     ReleaseBlocks,
+    RemoveDatanode,
     RemoveNode,
     RenameSnapshot,
     RepairQuota,
@@ -118,6 +119,8 @@ DELETION_GRACE = 12
 
 Until a shard is at this level such a row keeps the time of the key's own last change, as software before writes it.
 RepairQuota puts usage counters right (``om_processors/execution/requests/properties.py``).
+Requests of the fleet name the row that they were decided on, and rows of datanodes that are in service, or gone, are
+removed (``om_processors/execution/requests/fleet.py``).
 """
 
 LATEST = DELETION_GRACE
@@ -174,8 +177,14 @@ COMMANDS: Mapping[type, int] = {
     ChangeAcl: ACCESS_CONTROL,
     ReserveBlocks: BLOCK_RESERVATIONS, CommitReserved: BLOCK_RESERVATIONS, ReleaseBlocks: BLOCK_RESERVATIONS,
     RepairQuota: DELETION_GRACE,
+    RemoveDatanode: DELETION_GRACE,
 }  # fmt: skip
 """Request types that need a level above INITIAL. Finalize needs none: it is what raises the level."""
+
+NAMING: Mapping[type, str] = {
+    CreatePipeline: "generation", RetirePipeline: "generation", SetDatanodeState: "changed_at_ms",
+}  # fmt: skip
+"""Fields that earlier versions of a request do not have: a request that gives one needs DELETION_GRACE."""
 
 
 def version_at(schema: str, level: int) -> int:
@@ -188,7 +197,9 @@ def version_at(schema: str, level: int) -> int:
 
 
 def level_of_command(body: object) -> int:
-    """Return the level that a request needs."""
+    """Return the level that a request needs, with all that it says."""
+    if getattr(body, NAMING.get(type(body), ""), 0):
+        return DELETION_GRACE
     return COMMANDS.get(type(body), INITIAL)
 
 

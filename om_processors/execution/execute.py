@@ -24,7 +24,7 @@ from om_processors.namespace.context import (
     RowTransaction,
 )
 from replicated_db.core.execution.service import shortened
-from schemas.features import ACCESS_CONTROL, COMMANDS, INITIAL
+from schemas.features import ACCESS_CONTROL, LATEST, level_of_command
 from schemas.records.identity import ProvenCaller
 from schemas.records.messages import WITHOUT_VOLUME, Request, RequestBody, shard_of_request
 from schemas.result_codes import NOT_SUPPORTED_OPERATION, WRONG_SHARD
@@ -90,12 +90,17 @@ def apply_request(prepared: RequestPreparation, tx: RowTransaction, authorizer: 
     body, level = prepared.body, tx.feature_level
     if prepared.standing is not None:
         require_signing(level)
-    if level < (needed := COMMANDS.get(type(body), INITIAL)):
-        require_level(level, needed, type(body).__name__)
+    if level < LATEST:
+        require_its_level(level, body)
     authorizer.authorize(prepared, tx)
     if type(body) not in HANDLERS:
         raise _no_handler(body)
     return HANDLERS[type(body)].apply(body, prepared, tx)
+
+
+def require_its_level(level: int, body: RequestBody) -> None:
+    """Raise OMError unless a request, with all that it says, may be executed: an earlier version lacks its fields."""
+    require_level(level, level_of_command(body), type(body).__name__)
 
 
 def require_signing(level: int) -> None:

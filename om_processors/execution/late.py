@@ -9,7 +9,7 @@ judges the request again.
 from __future__ import annotations
 
 from om_processors.errors import OMError
-from om_processors.execution.execute import apply_request, pre_execute, require_signing
+from om_processors.execution.execute import apply_request, pre_execute, require_its_level, require_signing
 from om_processors.execution.service import STATUS_OF, executed, refusal_response
 from om_processors.namespace.access import ACCESS_RULES
 from om_processors.namespace.context import Contexts, RequestPreparation, Result
@@ -37,6 +37,7 @@ class OMExecutor:
             prepared = pre_execute(request, context, proposal.standing)
             if prepared.standing is not None:  # below that level its field would not be written
                 require_signing(feature_level)
+            require_its_level(feature_level, request.body)  # the same of a request's fields
         except OMError as error:
             return _refused(request, error.status, error.message, feature_level)
         except Exception as error:  # as on the leader, it becomes the answer

@@ -28,7 +28,7 @@ from replicated_db.shell.kafka.kafka_log import REQUEST_TIMEOUT_S, consumer_sett
 from replicated_db.shell.logs import Note
 from replicated_db.shell.process import Background
 from schemas.codecs.codec import Undecodable, decode_as
-from schemas.features import PIPELINE_GENERATIONS
+from schemas.features import DELETION_GRACE, PIPELINE_GENERATIONS
 from schemas.records.datanode import Heartbeat
 from schemas.topics import DN_HEARTBEATS, SILENT_BROKER_MS
 
@@ -85,12 +85,15 @@ class FleetView(Background):
         with self._lock:
             with self._replica.lock:
                 pipelines, rows = tables.pipelines(self._replica.rows), tables.datanodes(self._replica.rows)
-                reopens = self._replica.state.feature_level >= PIPELINE_GENERATIONS
-            self.picture = picture = self._fleet.picture(pipelines, rows, self._clock.elapsed_ms(), reopens=reopens)
+                level = self._replica.state.feature_level
+            self.picture = picture = self._fleet.picture(
+                pipelines, rows, self._clock.elapsed_ms(), reopens=level >= PIPELINE_GENERATIONS,
+                names_rows=level >= DELETION_GRACE,
+            )  # fmt: skip
             self._allocation.now = Allocation(
                 pipelines=placement.choices(picture), closed_containers=picture.closed_containers,
                 generations=placement.generations(picture),
-                with_room=picture.containers_with_room(self._config.container_bytes),
+                with_room=picture.containers_with_room(self._config.container_bytes), gone=placement.GoneDatanodes(picture),
             )  # fmt: skip
             return picture
 

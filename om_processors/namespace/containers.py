@@ -9,6 +9,7 @@ Rules, for the leader of one shard:
     - Beyond its own window it is also left unless datanodes report it open and with room. Silence is no proof that it
       is open: one that was closed, and then emptied, is reported by nobody. Only in its first BEGUN_MS may it be too
       young for a report.
+    - It is left where its own window is still to come: the batch that began it became void, and its index comes again.
     - The next one is of the window of the present index. It has the first roll that is not closed there, behind those
       that were left in this window.
 
@@ -61,26 +62,31 @@ class FillingContainers:
         each window has its own. Raises OMError FAILED_TO_FIND_ACTIVE_PIPELINE if all of the window are closed.
         """
         found = self._by_pipeline.get(pipeline)
-        # The most frequent first: this is asked for each block.
         if (
             found is None
             or not found.left
             or found.generation != generation
             or found.container_id in closed
-            or not (
-                ids.same_window(found.container_id, object_id)
-                or (with_room is not None and (now_ms - found.begun_ms < BEGUN_MS or found.container_id in with_room))
-            )
+            or not _is_filled_further(found, ids.windows_since(found.container_id, object_id), now_ms, with_room)
         ):
             found = self._by_pipeline[pipeline] = _begin(found, pipeline, object_id, now_ms, generation, closed)
         found.left -= 1
         return found.container_id
 
 
+def _is_filled_further(found: _Filling, windows: int, now_ms: int, with_room: Collection[int] | None) -> bool:
+    """Say whether a container is filled further, so many windows after its own."""
+    if windows <= 0:
+        return windows == 0
+    return with_room is not None and (now_ms - found.begun_ms < BEGUN_MS or found.container_id in with_room)
+
+
 def _begin(
     before: _Filling | None, pipeline: int, object_id: int, now_ms: int, generation: int, closed: Collection[int]
 ) -> _Filling:
-    here = before is not None and before.generation == generation and ids.same_window(before.container_id, object_id)
+    here = (
+        before is not None and before.generation == generation and not ids.windows_since(before.container_id, object_id)
+    )
     first = before.place + 1 if before is not None and here else 0
     rolls = ids.rolls(generation)
     for place in range(first, len(rolls)):

@@ -86,6 +86,8 @@ class Allocation:
     """Generation by pipeline number; a pipeline that is not named is in its first generation."""
     with_room: AbstractSet[int] | None = None
     """Containers that are open and not nearly full. None: nobody reports any, and each window has its own."""
+    gone: AbstractSet[str] = frozenset()
+    """Datanodes that are decommissioned and silent, and that hold nothing which others lack."""
 
 
 @record

@@ -118,16 +118,20 @@ def container_id(object_id: int, pipeline: int, roll: int = 0) -> int:
     return roll << CONTAINER_BITS | window
 
 
-def same_window(container_id: int, object_id: int) -> bool:
-    """Say whether a container was begun in the window of the request that makes ``object_id``, in the same shard.
+def windows_since(container_id: int, object_id: int) -> int:
+    """Return how many windows after a container's own the request is that makes ``object_id``, in the same shard.
 
-    >>> same_window(container_id(object_id(3, 5), pipeline=2), object_id(3, 1023))
-    True
-    >>> same_window(container_id(object_id(3, 5), pipeline=2, roll=7), object_id(3, 1024))
-    False
+    Negative: before it. A container was begun in a batch that became void, and its index comes again.
+
+    >>> windows_since(container_id(object_id(3, 5), pipeline=2), object_id(3, 1023))
+    0
+    >>> windows_since(container_id(object_id(3, 5), pipeline=2, roll=7), object_id(3, 1024))
+    1
+    >>> windows_since(container_id(object_id(3, 1024), pipeline=2), object_id(3, 1023))
+    -1
     """
     window = container_id >> PIPELINE_BITS & (1 << CONTAINER_BITS - PIPELINE_BITS) - 1
-    return window == object_id >> SUB_BITS + CONTAINER_WINDOW_BITS
+    return (object_id >> SUB_BITS + CONTAINER_WINDOW_BITS) - window
 
 
 @lru_cache(maxsize=ROLLS_CACHED)

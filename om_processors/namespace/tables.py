@@ -309,3 +309,8 @@ def get_datanode(view: ReadView, datanode: str) -> DatanodeRow | None:
 def put_datanode(tx: RowTransaction, row: DatanodeRow) -> None:
     """Write a datanode's row."""
     tx.put(DATANODE_TABLE, row.datanode.encode(), encode(row))
+
+
+def delete_datanode(tx: RowTransaction, datanode: str) -> None:
+    """Remove a datanode's row: it is in service, if it comes back."""
+    tx.delete(DATANODE_TABLE, datanode.encode())

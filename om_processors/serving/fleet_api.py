@@ -2,7 +2,8 @@
 
 ``GET /v1/pipelines``                 every pipeline and its members, closed ones included: their blocks are still read;
                                       and whether this node gives block tokens
-``GET /v1/datanodes``                 every datanode: state, health, room, pipelines
+``GET /v1/datanodes``                 every datanode: state, health, room, pipelines; and ``switched_off``, the names of
+                                      decommissioned ones that are silent
 ``GET /v1/containers/{container}``    datanodes that hold a container: its pipeline's, or others that have copied it
 
 All pages take ``consistency`` as other reads do. Without datanodes in the settings the lists are empty.
@@ -92,11 +93,11 @@ class FleetApi:
         """List the datanodes by name."""
         _, positions = await self._rows(query)
         if self._fleet is None:
-            return 200, {"datanodes": [], "positions": positions}
+            return 200, {"datanodes": [], "switched_off": [], "positions": positions}
         picture = self._fleet.refresh()
-        names = sorted({*picture.datanodes, *self._config.datanodes})
+        names = sorted({*picture.datanodes, *self._config.datanodes} - picture.switched_off.keys())
         found = [datanode_json(picture.member(name), picture) for name in names]
-        return 200, {"datanodes": found, "positions": positions}
+        return 200, {"datanodes": found, "switched_off": sorted(picture.switched_off), "positions": positions}
 
     async def container(self, query: Any, container: str) -> Answer:  # noqa: ARG002 - every page takes the query
         """Return the datanodes that hold a container, as their heartbeats say."""

@@ -253,26 +253,45 @@ SHARD_COMMANDS: tuple[type, ...] = get_args(ShardCommand)
 
 @record
 class CreatePipeline:
-    """Begins a pipeline on a partition of ``dn.log`` that has had none. From the placement loop."""
+    """Begins a pipeline on a partition of ``dn.log``, or its next generation. From the placement loop.
+
+    ``generation`` is the one that is to begin; 0: whichever is next.
+    """
 
     partition: int
     members: list[Member]
+    generation: int = 0
 
 
 @record
 class RetirePipeline:
-    """Ends the allocation of blocks on a pipeline; its data stays readable. From the placement loop, or an operator."""
+    """Ends the allocation of blocks on a pipeline; its data stays readable. From the placement loop, or an operator.
+
+    ``generation`` is the one that is meant; 0: whichever there is.
+    """
 
     partition: int
     reason: str
+    generation: int = 0
 
 
 @record
 class SetDatanodeState:
-    """Sets the state that an operator wants of a datanode, or (from the placement loop) that it has reached."""
+    """Sets the state that an operator wants of a datanode, or (from the placement loop) that it has reached.
+
+    ``changed_at_ms`` says when the state began that is meant to end; 0: whichever there is.
+    """
 
     datanode: str
     state: str
+    changed_at_ms: int = 0
+
+
+@record
+class RemoveDatanode:
+    """Forgets a datanode that is decommissioned and gone. From an operator."""
+
+    datanode: str
 
 
 @record
@@ -352,7 +371,7 @@ LEADER_REQUESTS: tuple[type, ...] = get_args(LeaderRequest)
 """Their classes."""
 
 
-FleetRequest = CreatePipeline | RetirePipeline | SetDatanodeState
+FleetRequest = CreatePipeline | RetirePipeline | SetDatanodeState | RemoveDatanode
 """Requests without a volume: they live in the system shard (``schemas.sharding``)."""
 
 FLEET_REQUESTS: tuple[type, ...] = get_args(FleetRequest)

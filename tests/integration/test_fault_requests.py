@@ -30,6 +30,7 @@ from schemas.records.messages import (
     LogDigestBase,
     Prepare,
     PurgeBlocks,
+    RemoveDatanode,
     RemoveNode,
     Requests,
     Response,
@@ -319,6 +320,7 @@ def privileged(stack: TestStack, shard: int) -> dict[str, Any]:
             partition=255, members=[Member(datanode="d", address="a", http_address="h", rack="/r")]
         ),
         "datanode": SetDatanodeState(datanode="dn1", state="DECOMMISSIONING"),
+        "removed datanode": RemoveDatanode(datanode="dn1"),
         "purge": PurgeBlocks(shard=shard, rows=[b"/v/b/k/1"]),
     }
 

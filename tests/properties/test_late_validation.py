@@ -30,7 +30,7 @@ from schemas.records.datanode import Member
 from schemas.records.log import LATE_MODE, LEADER_MODE, REQUEST_MODES, Mode
 from schemas.records.messages import Response
 from schemas.records.rows import Acl, BlockLocation
-from tests.support.om.late_world import NODES, PIPELINES, LateNode, LateWorld
+from tests.support.om.late_world import NODES, PIPELINES, START_MS, LateNode, LateWorld
 
 VOLUMES = st.sampled_from(["vol1"] * 5 + ["vol2", "NO"])
 BUCKETS = st.sampled_from(["bucket1"] * 5 + ["bucket2", "b_"])
@@ -42,6 +42,7 @@ SIZES = st.sampled_from([0, 1, 99, 400, 300_000_000, -1])
 DATA = st.sampled_from([b"", b"x", b"y" * 90, b"z" * 500, b"w" * 16_385])
 PARTITIONS = st.sampled_from([0, 0, 1, 2, 256])
 DATANODES = st.sampled_from(["dn1", "dn2", ""])
+GENERATIONS = st.sampled_from([0, 0, 0, 1, 2, -1])
 MEMBERS = st.lists(
     st.builds(lambda name: Member(datanode=name, address=f"{name}:1", http_address=f"{name}:2", rack="/r"), DATANODES),
     max_size=3,
@@ -127,11 +128,18 @@ BODIES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "ReleaseBlocks": st.fixed_dictionaries({"volume": VOLUMES, "bucket": BUCKETS, "session": BACK}),
     "DeleteKey": st.fixed_dictionaries({"volume": VOLUMES, "bucket": BUCKETS, "key": KEYS}),
     "RenameKey": st.fixed_dictionaries({"volume": VOLUMES, "bucket": BUCKETS, "from_key": KEYS, "to_key": KEYS}),
-    "CreatePipeline": st.fixed_dictionaries({"partition": PARTITIONS, "members": MEMBERS}),
-    "RetirePipeline": st.fixed_dictionaries({"partition": PARTITIONS, "reason": st.just("a test")}),
-    "SetDatanodeState": st.fixed_dictionaries(
-        {"datanode": DATANODES, "state": st.sampled_from([*DATANODE_STATES, "GONE"])}
+    "CreatePipeline": st.fixed_dictionaries({"partition": PARTITIONS, "members": MEMBERS, "generation": GENERATIONS}),
+    "RetirePipeline": st.fixed_dictionaries(
+        {"partition": PARTITIONS, "reason": st.just("a test"), "generation": GENERATIONS}
     ),
+    "SetDatanodeState": st.fixed_dictionaries(
+        {
+            "datanode": DATANODES,
+            "state": st.sampled_from([*DATANODE_STATES, "GONE"]),
+            "changed_at_ms": st.sampled_from([0, 0, 0, START_MS]),
+        }
+    ),
+    "RemoveDatanode": st.fixed_dictionaries({"datanode": DATANODES}),
     "PurgeBlocks": st.fixed_dictionaries(
         {"shard": st.sampled_from([0, 0, 0, 1]), "purged": st.lists(BACK, max_size=4)}
     ),

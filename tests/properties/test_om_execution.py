@@ -29,6 +29,7 @@ SIZES = st.sampled_from([0, 1, 99, 100, 101, 250, 700]) | st.integers(-1, 7000)
 DATA = st.sampled_from([b"", b"x", b"y" * 99, b"z" * 300, b"w" * 16_385])
 WRONG_COMMITS = ["size", "length", "offset", "index", "session", "bucket", "twice", "no blocks"]
 BYTE_QUOTAS = st.sampled_from([-1] * 6 + [100, 250, 500, 1000, 1000, 0, -7, (1 << 63) - 1])
+GENERATIONS = st.sampled_from([0, 0, 0, 1, 2, -1])
 COUNT_QUOTAS = st.sampled_from([-1] * 5 + [1, 2, 3, 0])
 
 
@@ -43,6 +44,7 @@ class Execution(RuleBasedStateMachine):
         super().__init__()
         self.both = ModelledWorld()
         self.world, self.model = self.both.world, self.both.model
+        self.world.gone = self.model.gone = frozenset({"dn1"})
         self.opened: list[tuple[str, str, str, m.KeySession]] = []
         self.reserved: list[tuple[str, str, m.KeySession]] = []
 
@@ -254,18 +256,38 @@ class Execution(RuleBasedStateMachine):
         volume, bucket = self.place(data)
         self.do(m.RenameKey(volume=volume, bucket=bucket, from_key=from_key, to_key=to_key))
 
-    @rule(partition=st.sampled_from([0, 1, 2, -1]), names=st.lists(st.sampled_from(["dn1", "dn2", "dn3"]), max_size=3))
-    def create_pipeline(self, partition, names):
+    @rule(
+        partition=st.sampled_from([0, 1, 2, -1]),
+        names=st.lists(st.sampled_from(["dn1", "dn2", "dn3"]), max_size=3),
+        generation=GENERATIONS,
+    )
+    def create_pipeline(self, partition, names, generation):
         members = [Member(datanode=name, address="a:1", http_address="a:2", rack="/r") for name in names]
-        self.do(m.CreatePipeline(partition=partition, members=members))
+        self.do(m.CreatePipeline(partition=partition, members=members, generation=generation))
 
-    @rule(partition=st.sampled_from([0, 1, 2, 256]))
-    def retire_pipeline(self, partition):
-        self.do(m.RetirePipeline(partition=partition, reason="a test"))
+    @rule(partition=st.sampled_from([0, 1, 2, 256]), generation=GENERATIONS)
+    def retire_pipeline(self, partition, generation):
+        self.do(m.RetirePipeline(partition=partition, reason="a test", generation=generation))
 
-    @rule(name=st.sampled_from(["dn1", "dn2"]), state=st.sampled_from([*DATANODE_STATES, "GONE"]))
-    def set_datanode_state(self, name, state):
-        self.do(m.SetDatanodeState(datanode=name, state=state))
+    @rule(
+        name=st.sampled_from(["dn1", "dn2"]),
+        state=st.sampled_from([*DATANODE_STATES, "GONE"]),
+        named=st.sampled_from(["", "", "present", "passed"]),
+    )
+    def set_datanode_state(self, name, state, named):
+        since_ms = self.model.changed_at_ms.get(name, 0)
+        changed_at_ms = {"": 0, "present": since_ms, "passed": since_ms + 1}[named]
+        self.do(m.SetDatanodeState(datanode=name, state=state, changed_at_ms=changed_at_ms))
+
+    @rule(name=st.sampled_from(["dn1", "dn1", "dn2", ""]))
+    def remove_datanode(self, name):
+        self.do(m.RemoveDatanode(datanode=name))
+
+    @rule(name=st.sampled_from(["dn1", "dn2"]))
+    def decommission_and_remove(self, name):
+        for state in ("DECOMMISSIONING", "DECOMMISSIONED"):
+            self.do(m.SetDatanodeState(datanode=name, state=state))
+        self.do(m.RemoveDatanode(datanode=name))
 
     @rule(data=st.data(), more=st.sampled_from([[], [b"/vol1/none"], [b"x", b"x"]]))
     def purge_blocks(self, data, more):

@@ -8,7 +8,7 @@ from typing import Any
 from producers.requests.core.calls import Calls, Outcome, Policy
 from producers.requests.keys import fit_blocks
 from schemas.codecs.codec import decode
-from schemas.datanode_states import DATANODE_STATES
+from schemas.datanode_states import DATANODE_STATES, DECOMMISSIONED, DECOMMISSIONING
 from schemas.records.datanode import Member
 from schemas.records.messages import (
     AllocateBlock,
@@ -24,6 +24,7 @@ from schemas.records.messages import (
     KeySession,
     PutKey,
     ReleaseBlocks,
+    RemoveDatanode,
     RenameKey,
     RequestBody,
     ReserveBlocks,
@@ -35,6 +36,7 @@ from schemas.records.messages import (
 )
 from schemas.records.rows import BlockLocation
 from tests.support.local.secret import SECRET
+from tests.support.om.om_model import Model
 
 MAX_IN_FLIGHT = 10
 MAX_SESSIONS = 12
@@ -80,6 +82,10 @@ class Client:
     sessions: list[tuple[str, str, KeySession]] = field(default_factory=list)
     reservations: list[tuple[str, KeySession]] = field(default_factory=list)
     """Buckets, and what is left of reservations in them, as far as this client knows."""
+    fleet: Model = field(default_factory=Model)
+    """Pipelines and datanodes as they are now."""
+    remembered: tuple[str, int] = (DATANODES[0], 0)
+    """A datanode, and when its state began as it was looked at before."""
     begun: int = 0
     ended: int = 0
     expired: int = 0
@@ -131,6 +137,8 @@ class Client:
             return (CreateVolume(volume=VOLUME), CreateBucket(volume=VOLUME, bucket=BUCKETS[0]))[self.begun]
         if kind < 7:
             return self._container(pick)
+        if kind < 33 and pick % 2 and (self.fleet.pipelines or self.fleet.datanodes):  # else little would come of them
+            return self._end_of_pipeline(pick // 4) if pick % 4 == 1 else self._way_out(pick // 4)
         if kind < 33:
             return CreateKey(volume=VOLUME, bucket=bucket, key=key, size=SIZES[pick % len(SIZES)])
         if kind < 40:
@@ -198,8 +206,7 @@ class Client:
             volume=VOLUME, bucket=bucket, owner=f"owner{pick % 3}", quota_in_namespace=(None, 3, 100)[pick % 3]
         )
 
-    @staticmethod
-    def _fleet(pick: int) -> RequestBody:
+    def _fleet(self, pick: int) -> RequestBody:
         """What placement loops and operators ask for: of a leader that is one no longer, and of two at once, too."""
         kind, pick = pick % 4, pick // 4
         partition, pick = PARTITIONS[pick % len(PARTITIONS)], pick // len(PARTITIONS)
@@ -209,7 +216,30 @@ class Client:
                 Member(datanode=name, address=f"{name}:1", http_address=f"{name}:2", rack="/r")
                 for name in sorted(names)
             ]
-            return CreatePipeline(partition=partition, members=members)
+            return CreatePipeline(partition=partition, members=members, generation=max(0, pick // 4 % 6 - 2))
         if kind == 1:
-            return RetirePipeline(partition=partition, reason="a datanode is away")
-        return SetDatanodeState(datanode=DATANODES[pick % 2], state=[*DATANODE_STATES, "GONE"][pick // 2 % 6])
+            return self._end_of_pipeline(pick)
+        if kind == 2:
+            return self._way_out(pick)
+        name, since_ms = self.remembered
+        self.remembered = DATANODES[pick % 2], self.fleet.changed_at_ms.get(DATANODES[pick % 2], 0)
+        return SetDatanodeState(
+            datanode=name,
+            state=[*DATANODE_STATES, "GONE"][pick // 2 % 6],
+            changed_at_ms=since_ms * (pick // 12 % 3 > 0),
+        )
+
+    def _end_of_pipeline(self, pick: int) -> RequestBody:
+        """A retirement: of the generation that there is, of whichever there is, or of one that has passed."""
+        partition = PARTITIONS[pick % len(PARTITIONS)]
+        generation = self.fleet.pipelines.get(partition, ([], "", 1))[2]
+        named = (generation, 0, max(0, generation - 1), generation + 1)[pick // 8 % 4]
+        return RetirePipeline(partition=partition, reason="a datanode is away", generation=named)
+
+    def _way_out(self, pick: int) -> RequestBody:
+        """What comes next of a datanode that leaves; now and then, of one that is not switched off."""
+        name = DATANODES[pick % 8 == 7]
+        state = self.fleet.datanodes.get(name)
+        if state == DECOMMISSIONED:
+            return RemoveDatanode(datanode=name)
+        return SetDatanodeState(datanode=name, state=DECOMMISSIONED if state == DECOMMISSIONING else DECOMMISSIONING)

@@ -47,6 +47,7 @@ from schemas.records.messages import Request
 from schemas.topics import OM_AUDIT, OM_LOG
 from tests.simulation.broker import EVER_MS, LogView, RequestPartition
 from tests.simulation.scheduler import Killed, Scheduler, Task
+from tests.simulation.truth import SWITCHED_OFF
 from tests.support.local.secret import SECRET
 
 CLUSTER = "simulated"
@@ -322,6 +323,7 @@ class Node:
             closed_containers=frozenset({full} if moment % 3 else ()),
             generations={0: 1 + moment % 3},
             with_room=(frozenset(), EVERY_CONTAINER, None)[moment % 3],
+            gone=SWITCHED_OFF,
         )
 
     # -- the process -------------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from schemas.records.messages import (
     PurgeBlocks,
     PurgeSnapshots,
     PutKey,
+    RemoveDatanode,
     RemoveNode,
     RenameKey,
     RenameSnapshot,
@@ -53,7 +54,7 @@ from schemas.records.messages import (
     SetSnapshotProperty,
     ShardCommand,
 )
-from tests.simulation.clients import BUCKETS, FIRST_CALLS, KEYS, SNAPSHOTS, VOLUME
+from tests.simulation.clients import BUCKETS, DATANODES, FIRST_CALLS, KEYS, SNAPSHOTS, VOLUME
 from tests.simulation.cluster import CLUSTER, NAMES, UNSYNCED_WRITES, Node
 from tests.simulation.truth import HIGHEST_LEVEL
 from tests.simulation.world import Action, Door, World
@@ -235,6 +236,8 @@ class Faults:
         ]
         kinds = common + [name for name in LATE_REQUEST_TYPES if name not in common]
         kind = kinds[(number >> 8) % len(kinds)]
+        if (number >> 16) % 4 == 0 and DATANODES[0] in self.world.truth.model.datanodes:  # else hardly ever in time
+            kind = RemoveDatanode.__name__
         mode = LEADER_MODE if number >> 6 & 3 == 0 else LATE_MODE
         self._operate(number, SetRequestMode(shard=0, request_type=kind, mode=mode))
 

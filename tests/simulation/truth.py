@@ -83,8 +83,11 @@ REQUEST_LEVELS = {
     "CreateUser": 9, "RotateUser": 9, "RemoveUser": 9, "GetDelegationToken": 9, "RenewDelegationToken": 9, "CancelDelegationToken": 9, "ChangeAcl": 9,
     "ReserveBlocks": 10, "CommitReserved": 10, "ReleaseBlocks": 10,
     "RepairQuota": 12,
+    "RemoveDatanode": 12,
 }  # fmt: skip
 """Levels that requests, and their modes, belong to."""
+SWITCHED_OFF = frozenset({"dn1"})
+"""The datanodes that all nodes take to be switched off."""
 CONTROL = (Members, FeatureLevel, Prepared, Mode)
 Call = tuple[bytes, int]
 Row = tuple[str, bytes]
@@ -173,6 +176,7 @@ class Truth:
         self.effects: dict[Call, Result] = {}
         self.answers: dict[tuple[Call, bytes], dict[bytes, int]] = {}
         self.model = Model(BLOCK_BYTES, on_datanodes=True)
+        self.model.gone = SWITCHED_OFF
         self.checkpoints: dict[str, tuple[int, int]] = {}
         """By name: the index of the batch that took it, and the sum of the digests right before that batch."""
         self.purged: set[str] = set()

@@ -69,7 +69,7 @@ class World:
             for name in NAMES
         }
         self.names = list(NAMES)
-        self.clients = [Client(number + 1) for number in range(CLIENTS)]
+        self.clients = [Client(number + 1, fleet=self.truth.model) for number in range(CLIENTS)]
         self.responses: list[tuple[bytes, bytes]] = []
         self.past_requests: list[bytes] = []
         self.lose_next_request = False

@@ -1,8 +1,10 @@
-"""Datanodes and their pipelines: create and retire a pipeline, set a datanode's state, purge deleted blocks.
+"""Datanodes and their pipelines: create and retire a pipeline, set a datanode's state, forget a datanode, purge deleted
+blocks.
 
-The first three live in shard 0; the placement loop of the node that leads it sends them, or an operator. PurgeBlocks
+All but the last live in shard 0; the placement loop of the node that leads it sends them, or an operator. PurgeBlocks
 comes from the loop of the node that leads the shard. All are ordinary requests: if a loop acts on an old picture, the
-rows refuse it here.
+rows refuse it here. A request may come late, from a process that stood still: it names the generation, or the change of
+state, that it was decided on, and another one refuses it.
 
 - A partition of ``dn.log`` is given to one set of datanodes and to no other, so a block's container number names its
   pipeline for ever. The same datanodes may open a closed pipeline again, as its next generation.
@@ -10,6 +12,9 @@ rows refuse it here.
   because the numbers of pipelines are limited.
 - A state that a loop reports as reached (DECOMMISSIONED, IN_MAINTENANCE) holds only if it is still wanted.
 - A request for a state that already holds is answered with OK and changes nothing.
+- A datanode in service has no row. The row of one that is decommissioned goes by RemoveDatanode, when no open pipeline
+  names it, and the leader sees that it is silent and that nobody needs what it held. If it comes back, it is in
+  service.
 """
 
 from __future__ import annotations
@@ -19,7 +24,13 @@ from dataclasses import replace
 
 from om_processors.errors import OMError
 from om_processors.namespace import tables
-from om_processors.namespace.context import AnyHandler, RequestHandler, RequestPreparation, RowTransaction
+from om_processors.namespace.context import (
+    AnyHandler,
+    PreExecuteContext,
+    RequestHandler,
+    RequestPreparation,
+    RowTransaction,
+)
 from om_processors.namespace.names import shown
 from om_processors.namespace.snapshots import NeededVersions
 from schemas.column_families import DELETED_TABLE
@@ -33,9 +44,9 @@ from schemas.datanode_states import (
     IN_SERVICE,
     OPEN,
 )
-from schemas.features import PIPELINE_GENERATIONS
+from schemas.features import DELETION_GRACE, PIPELINE_GENERATIONS
 from schemas.records.datanode import Member, PipelineRow
-from schemas.records.messages import CreatePipeline, PurgeBlocks, RetirePipeline, SetDatanodeState
+from schemas.records.messages import CreatePipeline, PurgeBlocks, RemoveDatanode, RetirePipeline, SetDatanodeState
 from schemas.records.packets import MAX_ROUTES
 from schemas.records.rows import DatanodeRow
 from schemas.result_codes import INVALID_REQUEST, PIPELINE_ALREADY_EXISTS, PIPELINE_NOT_FOUND
@@ -45,7 +56,7 @@ MAX_NAME_CHARACTERS = 63
 MAX_TEXT_CHARACTERS = 300
 """Longest address, rack or reason."""
 MAX_DATANODES = 256
-"""Most datanodes that have been given a state."""
+"""Most datanodes that have a row: those that are leaving, away or decommissioned."""
 MAX_PURGED_ROWS = 500
 """Most rows of one PurgeBlocks: their operations must fit in a batch."""
 
@@ -99,6 +110,10 @@ def _check_name(datanode: str) -> None:
 def _create(body: CreatePipeline, prepared: RequestPreparation, tx: RowTransaction) -> None:
     before = tables.get_pipeline(tx, body.partition)
     members = body.members if before is None else _members_again(before, body, tx.feature_level)
+    generation = FIRST_GENERATION if before is None else before.generation + 1
+    if body.generation not in (0, generation):
+        name = pipeline_name(body.partition)
+        raise OMError(INVALID_REQUEST, f"the next generation of {name} is {generation}, not {body.generation}")
     # Below the level, requests that late validation has logged are executed as before.
     if (
         before is None
@@ -114,7 +129,7 @@ def _create(body: CreatePipeline, prepared: RequestPreparation, tx: RowTransacti
         tx,
         PipelineRow(
             pipeline=pipeline_name(body.partition), partition=body.partition, members=members, state=OPEN,
-            generation=FIRST_GENERATION if before is None else before.generation + 1, opened_at_ms=prepared.now_ms,
+            generation=generation, opened_at_ms=prepared.now_ms,
         ),
     )  # fmt: skip
 
@@ -158,6 +173,8 @@ def _retire(body: RetirePipeline, _prepared: RequestPreparation, tx: RowTransact
     row = tables.get_pipeline(tx, body.partition)
     if row is None:
         raise OMError(PIPELINE_NOT_FOUND, f"there is no {pipeline_name(body.partition)}")
+    if body.generation not in (0, row.generation):
+        raise OMError(INVALID_REQUEST, f"{row.pipeline} is of generation {row.generation}, not {body.generation}")
     if row.state != CLOSED:
         tables.put_pipeline(tx, replace(row, state=CLOSED))
 
@@ -173,7 +190,17 @@ def _check_state(body: SetDatanodeState) -> None:
 
 def _set_state(body: SetDatanodeState, prepared: RequestPreparation, tx: RowTransaction) -> None:
     row = tables.get_datanode(tx, body.datanode)
-    state = IN_SERVICE if row is None else row.state
+    state, since_ms = (IN_SERVICE, 0) if row is None else (row.state, row.changed_at_ms)
+    if body.changed_at_ms not in (0, since_ms):
+        raise OMError(
+            INVALID_REQUEST,
+            f"datanode {body.datanode} is {state} since {since_ms}: what changed at {body.changed_at_ms} has passed",
+        )
+    # Below the level, requests that late validation has logged are executed as before.
+    if body.state == IN_SERVICE and tx.feature_level >= DELETION_GRACE:
+        if row is not None:
+            tables.delete_datanode(tx, body.datanode)
+        return
     if state == body.state:
         return
     wanted = REACHED_FROM.get(body.state)
@@ -182,8 +209,42 @@ def _set_state(body: SetDatanodeState, prepared: RequestPreparation, tx: RowTran
             INVALID_REQUEST, f"datanode {body.datanode} is {state}: {body.state} is only reached from {wanted}"
         )
     if row is None and len(tables.datanodes(tx)) >= MAX_DATANODES:
-        raise OMError(INVALID_REQUEST, f"{MAX_DATANODES} datanodes have a state already, the most that are kept")
+        raise OMError(
+            INVALID_REQUEST,
+            f"{MAX_DATANODES} datanodes have a state already, the most that are kept: remove those that are gone",
+        )
     tables.put_datanode(tx, DatanodeRow(datanode=body.datanode, state=body.state, changed_at_ms=prepared.now_ms))
+
+
+# ---- RemoveDatanode
+
+
+def _check_removal(body: RemoveDatanode) -> None:
+    _check_name(body.datanode)
+
+
+def _admit_removal(body: RemoveDatanode, context: PreExecuteContext) -> None:
+    if body.datanode not in context.allocation.gone:
+        raise OMError(
+            INVALID_REQUEST,
+            f"datanode {shown(body.datanode)} is not gone, as far as this node knows: it must be {DECOMMISSIONED}, "
+            "silent for datanode_timeout_ms, and others must hold all that it held",
+        )
+
+
+def _remove(body: RemoveDatanode, _prepared: RequestPreparation, tx: RowTransaction) -> None:
+    row = tables.get_datanode(tx, body.datanode)
+    state = IN_SERVICE if row is None else row.state
+    if state != DECOMMISSIONED:
+        raise OMError(
+            INVALID_REQUEST, f"datanode {body.datanode} is {state}: only one that is {DECOMMISSIONED} is removed"
+        )
+    for pipeline in tables.pipelines(tx):
+        if pipeline.state == OPEN and any(one.datanode == body.datanode for one in pipeline.members):
+            raise OMError(
+                INVALID_REQUEST, f"datanode {body.datanode} is a member of {pipeline.pipeline}, which is open"
+            )
+    tables.delete_datanode(tx, body.datanode)
 
 
 # ---- PurgeBlocks
@@ -209,5 +270,6 @@ HANDLERS: tuple[AnyHandler, ...] = (
     RequestHandler(body=CreatePipeline, check=_check_create, apply=_create),
     RequestHandler(body=RetirePipeline, check=_check_retire, apply=_retire),
     RequestHandler(body=SetDatanodeState, check=_check_state, apply=_set_state),
+    RequestHandler(body=RemoveDatanode, check=_check_removal, admit=_admit_removal, apply=_remove),
     RequestHandler(body=PurgeBlocks, check=_check_purge, apply=_purge),
 )

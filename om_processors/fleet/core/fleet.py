@@ -58,6 +58,8 @@ class Datanode:
     containers: Mapping[int, ContainerReport]
     whole: bool
     """Whether it holds no others, as far as is known (``containers``). False if it was never heard."""
+    changed_at_ms: int = 0
+    """When its row of state was written; 0 if it has none."""
 
     @property
     def alive(self) -> bool:
@@ -106,6 +108,10 @@ class Picture:
     min_free_bytes: int
     reopens: bool
     """Whether closed pipelines may be opened again, which the cluster's feature level decides."""
+    names_rows: bool
+    """Whether requests name the rows that they were decided on, which the cluster's feature level decides."""
+    switched_off: Mapping[str, Datanode]
+    """The decommissioned datanodes that are dead, as they should be. They are not among ``datanodes``."""
 
     @property
     def settled(self) -> bool:
@@ -139,8 +145,11 @@ class Picture:
 
     def member(self, name: str) -> Datanode:
         """Return a datanode by name; it may never have been heard."""
-        found = self.datanodes.get(name)
-        return found if found is not None else self._unheard(name)
+        return self.datanodes.get(name) or self.switched_off.get(name) or self._unheard(name)
+
+    def named(self, value: int) -> int:
+        """Return how a request names a row by one of its numbers: 0, which is any row, until nodes know such names."""
+        return value if self.names_rows else 0
 
     def found_at(self, member: Member) -> Member:
         """Return a pipeline's member with its present addresses if it was heard; those in its row may be old."""
@@ -168,6 +177,7 @@ class Fleet:
         self._since_ms = since_ms
         self._heard: dict[str, tuple[Heartbeat, int]] = {}
         self._containers = FleetContainers()
+        self._switched_off: AbstractSet[str] = frozenset()
         self.ignored = 0
         """Ignored heartbeats: of other clusters, or of names beyond MAX_DATANODES living ones."""
 
@@ -186,23 +196,26 @@ class Fleet:
         longest = min(self._heard, key=lambda one: self._heard[one][1])
         if now_ms - self._heard[longest][1] <= self._timeout_ms:
             return False
-        del self._heard[longest]
-        self._containers.forget(longest)
+        self._forget(longest)
         return True
 
+    def _forget(self, name: str) -> None:
+        del self._heard[name]
+        self._containers.forget(name)
+
     def picture(
-        self, pipelines: Iterable[PipelineRow], rows: Iterable[DatanodeRow], now_ms: int, *, reopens: bool = True
-    ) -> Picture:
+        self, pipelines: Iterable[PipelineRow], rows: Iterable[DatanodeRow], now_ms: int, *, reopens: bool = True,
+        names_rows: bool = True,
+    ) -> Picture:  # fmt: skip
         """Return the picture of this moment."""
-        states = {row.datanode: row.state for row in rows}
-        # A decommissioned datanode that is silent has been switched off, as it should be.
-        gone = {
-            name
-            for name, (_, heard_ms) in self._heard.items()
-            if states.get(name) == DECOMMISSIONED and now_ms - heard_ms > self._timeout_ms
-        }
-        names = sorted({*self._heard, *states} - gone)
-        datanodes = {name: self._seen(name, states.get(name, IN_SERVICE), now_ms) for name in names}
+        states = {row.datanode: row for row in rows}
+        for name in self._switched_off - states.keys():  # its row was removed
+            if name in self._heard and now_ms - self._heard[name][1] > self._timeout_ms:
+                self._forget(name)
+        seen = [self._seen(name, states.get(name), now_ms) for name in sorted({*self._heard, *states})]
+        off = {one.name: one for one in seen if one.state == DECOMMISSIONED and one.health is DatanodeHealth.DEAD}
+        self._switched_off = off.keys()
+        datanodes = {one.name: one for one in seen if one.name not in off}
         return Picture(
             datanodes=datanodes,
             pipelines=tuple(pipelines),
@@ -211,9 +224,11 @@ class Fleet:
             timeout_ms=self._timeout_ms,
             min_free_bytes=self._min_free_bytes,
             reopens=reopens,
+            names_rows=names_rows,
+            switched_off=off,
         )
 
-    def _seen(self, name: str, state: str, now_ms: int) -> Datanode:
+    def _seen(self, name: str, row: DatanodeRow | None, now_ms: int) -> Datanode:
         heartbeat, heard_ms = self._heard.get(name, (None, self._since_ms))
         silent_ms = max(0, now_ms - heard_ms)
         if silent_ms > self._timeout_ms:
@@ -224,6 +239,7 @@ class Fleet:
             health = DatanodeHealth.HEALTHY
         known = None if heartbeat is None else self._containers.reported_by(name)
         return Datanode(
-            name=name, state=state, health=health, silent_ms=silent_ms, heartbeat=heartbeat,
-            containers={} if known is None else known.reports, whole=known is not None and known.whole,
+            name=name, state=IN_SERVICE if row is None else row.state, health=health, silent_ms=silent_ms,
+            heartbeat=heartbeat, containers={} if known is None else known.reports,
+            whole=known is not None and known.whole, changed_at_ms=0 if row is None else row.changed_at_ms,
         )  # fmt: skip

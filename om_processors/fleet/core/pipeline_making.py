@@ -22,7 +22,7 @@ decision is carried out.
 
 from __future__ import annotations
 
-from om_processors.execution.requests.fleet import first_free
+from om_processors.execution.requests.fleet import FIRST_GENERATION, first_free
 from om_processors.fleet.core.fleet import Datanode, DatanodeHealth, Picture
 from om_processors.fleet.core.placement import choices, streams_of
 from schemas.datanode_states import CLOSED, IN_SERVICE
@@ -46,7 +46,8 @@ def retirements(picture: Picture) -> list[RetirePipeline]:
     for row in picture.open_pipelines():
         reasons = [reason for one in row.members if (reason := _reason_to_retire(picture.member(one.datanode)))]
         if reasons:
-            found.append(RetirePipeline(partition=row.partition, reason="; ".join(reasons)))
+            generation = picture.named(row.generation)
+            found.append(RetirePipeline(partition=row.partition, reason="; ".join(reasons), generation=generation))
     return found
 
 
@@ -86,7 +87,10 @@ def _fresh(picture: Picture, replicas: int, *, saving: bool, awaiting: bool) -> 
         idle = not awaiting and any(not picture.pipelines_of(node.name) for node in members)
         if not newcomer and not idle:
             return None
-    return CreatePipeline(partition=partition, members=[datanode.member for datanode in members])
+    return CreatePipeline(
+        partition=partition, members=[datanode.member for datanode in members],
+        generation=picture.named(FIRST_GENERATION),
+    )  # fmt: skip
 
 
 def _latest(picture: Picture) -> dict[str, set[int]]:
@@ -126,7 +130,12 @@ def _to_reopen(picture: Picture, replicas: int, latest: dict[str, set[int]] | No
             continue
         spread = replicas == 1 or len(racks) == 1 or len({node.rack for node in members}) > 1
         if spread and all(_may_return(picture, row, node, forced or row.partition not in held) for node in members):
-            found.append(CreatePipeline(partition=row.partition, members=[node.member for node in members]))
+            generation = picture.named(row.generation + 1)
+            found.append(
+                CreatePipeline(
+                    partition=row.partition, members=[node.member for node in members], generation=generation
+                )
+            )
     return min(found, key=lambda one: (_duties(picture, one), one.partition), default=None)
 
 

@@ -22,7 +22,8 @@ out. The limits below bound the decisions of one turn.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from itertools import islice
 
 from om_processors.execution.requests.fleet import FIRST_GENERATION
@@ -332,16 +333,22 @@ def reached(picture: Picture) -> list[SetDatanodeState]:
         if picture.pipelines_of(node.name):
             continue
         if node.state == DECOMMISSIONING and picture.settled and not _still_needed(picture, node):
-            found.append(SetDatanodeState(datanode=node.name, state=DECOMMISSIONED))
+            found.append(_is_reached(picture, node, DECOMMISSIONED))
         elif node.state == ENTERING_MAINTENANCE:
-            found.append(SetDatanodeState(datanode=node.name, state=IN_MAINTENANCE))
+            found.append(_is_reached(picture, node, IN_MAINTENANCE))
     return found
+
+
+def _is_reached(picture: Picture, node: Datanode, state: str) -> SetDatanodeState:
+    return SetDatanodeState(datanode=node.name, state=state, changed_at_ms=picture.named(node.changed_at_ms))
 
 
 def _still_needed(picture: Picture, node: Datanode) -> bool:
     """Return whether a datanode holds data that too few others hold, or may hold more than it has reported."""
-    if not node.whole:
-        return True
+    return not node.whole or _holds_needed(picture, node)
+
+
+def _holds_needed(picture: Picture, node: Datanode) -> bool:
     rows = {row.partition: row for row in picture.pipelines}
     return any(
         _is_needed(picture, report, rows[report.partition])
@@ -355,3 +362,25 @@ def _is_needed(picture: Picture, report: ContainerReport, row: PipelineRow) -> b
     if container is None:  # it is silent, and no living datanode holds the container
         return report.blocks > 0
     return not container.emptied and len(holders(picture, container)) < len(row.members)
+
+
+class GoneDatanodes(AbstractSet[str]):
+    """Decommissioned datanodes that are silent and, as far as is known, hold nothing that too few others hold.
+
+    What one of them has reported is looked at when it is asked for.
+    """
+
+    __slots__ = ("_picture",)
+
+    def __init__(self, picture: Picture) -> None:
+        self._picture = picture
+
+    def __contains__(self, name: object) -> bool:
+        node = self._picture.switched_off.get(name) if isinstance(name, str) else None
+        return node is not None and self._picture.settled and not _holds_needed(self._picture, node)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._picture.switched_off if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -1,4 +1,4 @@
-"""``stratolog admin datanode`` and ``admin pipeline``: show both, take datanodes out of service and back.
+"""``stratolog admin datanode`` and ``admin pipeline``: show both, take datanodes out of service and back, remove them.
 
 A change is an ordinary request to shard 0. The node that leads that shard does the rest: pipelines close, containers
 are copied. ``admin datanode list`` shows how far it is.
@@ -7,6 +7,7 @@ are copied. ``admin datanode list`` shows how far it is.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +25,8 @@ from stratolog.nodes.answers import node_answer
 if TYPE_CHECKING:
     from schemas.records.messages import RequestBody
 
+Json = dict[str, Any]
+
 PIPELINE_NAME = re.compile(r"pipeline-(\d{1,3})")
 
 Datanode = DatanodeArgument
@@ -33,11 +36,12 @@ Force = Annotated[bool, typer.Option("--force", help="Also a datanode that nobod
 
 def register(group: typer.Typer) -> None:
     """Add the groups to ``admin``."""
-    datanode = typer.Typer(no_args_is_help=True, help="Datanodes: list, take out of service and back.")
+    datanode = typer.Typer(no_args_is_help=True, help="Datanodes: list, take out of service and back, remove.")
     datanode.command("list")(list_datanodes)
     datanode.command("decommission")(decommission)
     datanode.command("recommission")(recommission)
     datanode.command("maintenance")(maintenance)
+    datanode.command("remove")(remove)
     group.add_typer(datanode, name="datanode")
     pipeline = typer.Typer(no_args_is_help=True, help="Pipelines of datanodes: list, close.")
     pipeline.command("list")(list_pipelines)
@@ -46,27 +50,35 @@ def register(group: typer.Typer) -> None:
 
 
 def list_datanodes(context: typer.Context, *, as_json: JsonOption = False) -> None:
-    """Show the datanodes: state, health, room, what they follow."""
-    _show(context, "datanodes", as_json=as_json)
+    """Show the datanodes: state, health, room, what they follow; and those that are decommissioned and switched off."""
+    found = fleet_of(connected_settings_of(context), "datanodes")
+    off = switched_off(found)
+    if as_json:
+        print_json({"datanodes": found["datanodes"], "switched_off": off})
+        return
+    _print(found, "datanodes")
+    if off:
+        console.print(f"decommissioned and switched off: {', '.join(off)}", markup=False, highlight=False)
 
 
 def list_pipelines(context: typer.Context, *, as_json: JsonOption = False) -> None:
     """Show the pipelines and their members; those that are closed still hold blocks."""
-    _show(context, "pipelines", as_json=as_json)
-
-
-def _show(context: typer.Context, what: str, *, as_json: bool) -> None:
-    found = {what: fleet_of(connected_settings_of(context), what)}
+    found = fleet_of(connected_settings_of(context), "pipelines")
     if as_json:
-        print_json(found)
-    elif found[what]:
-        print_fleet(found)
+        print_json({"pipelines": found["pipelines"]})
+    else:
+        _print(found, "pipelines")
+
+
+def _print(found: Json, what: str) -> None:
+    if found[what]:
+        print_fleet({what: found[what]})
     else:
         console.print(f"there are no {what}")
 
 
-def fleet_of(settings: Settings, what: str) -> list[dict[str, Any]]:
-    """Return the datanodes or pipelines as told by the first node that answers; raises Unavailable if none answers."""
+def fleet_of(settings: Settings, what: str) -> Json:
+    """Return the page of datanodes or pipelines of the first node that answers; raises Unavailable if none answers."""
     check_nodes(settings)
     try:
         check_log(settings)
@@ -78,11 +90,22 @@ def fleet_of(settings: Settings, what: str) -> list[dict[str, Any]]:
         for node in settings.nodes:
             answer = node_answer(node.address, path)
             if answer is not None:
-                found: list[dict[str, Any]] = answer[what]
-                return found
+                return answer
         if path != paths[-1]:
             notes.print("no node answers a linearizable read: what follows may be old", highlight=False, soft_wrap=True)
     raise Unavailable(f"no node answers: {', '.join(node.address for node in settings.nodes)}")
+
+
+def switched_off(found: Json) -> list[str]:
+    """Return the decommissioned datanodes that are switched off; nodes of older software do not tell them."""
+    return list(found.get("switched_off", ()))
+
+
+def states_of(settings: Settings) -> dict[str, str]:
+    """Return the state of each datanode by its name."""
+    found = fleet_of(settings, "datanodes")
+    off = dict.fromkeys(switched_off(found), "DECOMMISSIONED")
+    return {**{one["datanode"]: one["state"] for one in found["datanodes"]}, **off}
 
 
 def decommission(context: typer.Context, name: Datanode, *, force: Force = False, as_json: JsonOption = False) -> None:
@@ -104,7 +127,7 @@ def _set(context: typer.Context, name: str, state: str, *, force: bool, as_json:
     from schemas.records.messages import SetDatanodeState
 
     settings = connected_settings_of(context)
-    known = {one["datanode"]: one["state"] for one in fleet_of(settings, "datanodes")}
+    known = states_of(settings)
     if name not in known and not force:
         raise UserError(f"no datanode {name!r}; there is: {', '.join(known) or 'none'}")
     index = _call(settings, SetDatanodeState(datanode=name, state=state), as_json=as_json)
@@ -114,22 +137,43 @@ def _set(context: typer.Context, name: str, state: str, *, force: bool, as_json:
         console.print(f"{name}: {state} (was {known.get(name, 'unknown')})", highlight=False)
 
 
+def remove(context: typer.Context, name: Datanode, *, as_json: JsonOption = False) -> None:
+    """Forget a datanode that is DECOMMISSIONED and switched off. If it comes back, it is in service."""
+    from schemas.records.messages import RemoveDatanode
+
+    index = _call(connected_settings_of(context), RemoveDatanode(datanode=name), as_json=as_json)
+    if as_json:
+        print_json({"datanode": name, "removed": True, "index": index})
+    else:
+        console.print(f"{name}: removed", highlight=False)
+
+
 def close(context: typer.Context, name: Pipeline, *, as_json: JsonOption = False) -> None:
     """Close a pipeline: it takes no more blocks. Another one, or its next generation, takes its place."""
-    from schemas.records.messages import RetirePipeline
-
     found = PIPELINE_NAME.fullmatch(name)
     if found is None:
         raise UserError(f"{name!r} is no pipeline's name: 'pipeline-3' is one")
-    index = _call(
-        connected_settings_of(context),
-        RetirePipeline(partition=int(found[1]), reason="an operator's command"),
-        as_json=as_json,
-    )
+    index = _retire(connected_settings_of(context), int(found[1]), as_json=as_json)
     if as_json:
         print_json({"pipeline": name, "state": "CLOSED", "index": index})
     else:
         console.print(f"{name}: CLOSED", highlight=False)
+
+
+def _retire(settings: Settings, partition: int, *, as_json: bool) -> int:
+    from producers.errors import RequestFailed
+    from schemas.records.messages import RetirePipeline
+    from schemas.result_codes import NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION
+
+    rows = fleet_of(settings, "pipelines")["pipelines"]
+    generation = next((int(one["generation"]) for one in rows if one["partition"] == partition), 0)
+    body = RetirePipeline(partition=partition, reason="an operator's command", generation=generation)
+    try:
+        return _call(settings, body, as_json=as_json)
+    except RequestFailed as error:
+        if error.status != NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION or not generation:
+            raise
+        return _call(settings, replace(body, generation=0), as_json=as_json)  # until finalize, none is named
 
 
 def _call(settings: Settings, body: RequestBody, *, as_json: bool) -> int:

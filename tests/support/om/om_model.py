@@ -136,10 +136,15 @@ class Model:
         self.level = 12
         """What the shard may do: pipelines and datanodes from level 3 on, open keys expire from level 4 on, a quota bounds what is allocated from
         level 5 on, pipelines are opened again from level 6 on, buckets have snapshots from level 7 on, keys are inline from level 8
-        on, blocks are reserved from level 10 on, and rows of deletedTable say when they were put there from level 12 on."""
+        on, blocks are reserved from level 10 on, and rows of deletedTable say when they were put there, and datanodes in service have no
+        row, from level 12 on."""
         self.now_ms = 0
         self.pipelines: dict[int, tuple[list[str], str, int]] = {}
         self.datanodes: dict[str, str] = {}
+        self.changed_at_ms: dict[str, int] = {}
+        """When the state of each of these began."""
+        self.gone: frozenset[str] = frozenset()
+        """The datanodes that every leader takes to be switched off."""
 
     def do(self, body: m.RequestBody, caller: str, index: int, now_ms: int) -> int:
         refuse_unless(not hasattr(body, "volume") or legal(body.volume), "INVALID_VOLUME_NAME")
@@ -275,7 +280,7 @@ class Model:
         names = [member.datanode for member in body.members]
         refuse_unless(0 <= body.partition < 256 and len(names) == len(set(names)) >= 1, "INVALID_REQUEST")
         refuse_unless(all(names), "INVALID_REQUEST")
-        self.needs(3)
+        self.needs(12 if body.generation else 3)
         generation = 1
         if body.partition in self.pipelines:
             known, state, before = self.pipelines[body.partition]
@@ -284,15 +289,17 @@ class Model:
             names, generation = known, before + 1
         else:
             refuse_unless(self.level < 6 or set(range(body.partition)) <= self.pipelines.keys(), "INVALID_REQUEST")
+        refuse_unless(body.generation in (0, generation), "INVALID_REQUEST")
         away = {name for name, state in self.datanodes.items() if state != "IN_SERVICE"}
         refuse_unless(not away & set(names), "INVALID_REQUEST")
         self.pipelines[body.partition] = (names, "OPEN", generation)
 
     def RetirePipeline(self, body: m.RetirePipeline, caller: str, index: int, now_ms: int) -> None:
         refuse_unless(0 <= body.partition < 256, "INVALID_REQUEST")
-        self.needs(3)
+        self.needs(12 if body.generation else 3)
         refuse_unless(body.partition in self.pipelines, "PIPELINE_NOT_FOUND")
         names, _, generation = self.pipelines[body.partition]
+        refuse_unless(body.generation in (0, generation), "INVALID_REQUEST")
         self.pipelines[body.partition] = (names, "CLOSED", generation)
 
     def SetDatanodeState(self, body: m.SetDatanodeState, caller: str, index: int, now_ms: int) -> None:
@@ -300,10 +307,25 @@ class Model:
         asked_for = {"DECOMMISSIONED": "DECOMMISSIONING", "IN_MAINTENANCE": "ENTERING_MAINTENANCE"}
         known = {"IN_SERVICE", *asked_for, *asked_for.values()}
         refuse_unless(body.state in known and body.datanode != "", "INVALID_REQUEST")
-        self.needs(3)
-        if body.state != before:
+        self.needs(12 if body.changed_at_ms else 3)
+        refuse_unless(body.changed_at_ms in (0, self.changed_at_ms.get(body.datanode, 0)), "INVALID_REQUEST")
+        if body.state == "IN_SERVICE" and self.level >= 12:
+            self._forget_datanode(body.datanode)
+        elif body.state != before:
             refuse_unless(asked_for.get(body.state, before) == before, "INVALID_REQUEST")
-            self.datanodes[body.datanode] = body.state
+            self.datanodes[body.datanode], self.changed_at_ms[body.datanode] = body.state, now_ms
+
+    def _forget_datanode(self, name: str) -> None:
+        self.datanodes.pop(name, None)
+        self.changed_at_ms.pop(name, None)
+
+    def RemoveDatanode(self, body: m.RemoveDatanode, caller: str, index: int, now_ms: int) -> None:
+        refuse_unless(body.datanode in self.gone, "INVALID_REQUEST")
+        self.needs(12)
+        refuse_unless(self.datanodes.get(body.datanode) == "DECOMMISSIONED", "INVALID_REQUEST")
+        named = [names for names, state, _ in self.pipelines.values() if state == "OPEN"]
+        refuse_unless(all(body.datanode not in names for names in named), "INVALID_REQUEST")
+        self._forget_datanode(body.datanode)
 
     def PurgeBlocks(self, body: m.PurgeBlocks, caller: str, index: int, now_ms: int) -> None:
         refuse_unless(1 <= len(body.rows) == len(set(body.rows)), "INVALID_REQUEST")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from om_processors.errors import OMError
 from om_processors.execution.execute import execute
 from om_processors.namespace.context import ALLOW_ALL, Authorizer, Contexts, PreExecuteContext, Result
@@ -30,13 +32,16 @@ class World:
         self.now_ms = 1_000
         self.level = LATEST
         """The shard's feature level."""
+        self.gone: frozenset[str] = frozenset()
+        """The datanodes that the leader takes to be switched off."""
         self.writes: list[Write] = []
         self.standing: ProvenCaller | None = None
         """What the leader knows of whoever calls next; None: requests are not signed."""
 
     def context(self) -> PreExecuteContext:
         contexts = Contexts(shard=self.shard, shards=self.shards, pipelines=PIPELINES, block_bytes=BLOCK_SIZE_BYTES)
-        return contexts.at(self.now_ms, self.index)
+        context = contexts.at(self.now_ms, self.index)
+        return replace(context, allocation=replace(context.allocation, gone=self.gone))
 
     def begin(self) -> DictTransaction:
         tx = DictTransaction(self.tables, self.index)

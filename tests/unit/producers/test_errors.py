@@ -27,10 +27,12 @@ from schemas.records.messages import (
     DeleteKey,
     ExpireOpenKeys,
     LogDigestBase,
+    RemoveDatanode,
     RenameKey,
     RenameSnapshot,
     RequestBody,
     Response,
+    RetirePipeline,
     SetDatanodeState,
 )
 
@@ -109,3 +111,5 @@ def test_what_was_unanswered_at_the_end_is_counted_and_the_first_are_named() -> 
 
 def test_requests_about_datanodes_name_them() -> None:
     assert describe(SetDatanodeState(datanode="dn1", state="DECOMMISSIONING")) == "SetDatanodeState dn1"
+    assert describe(RemoveDatanode(datanode="dn1")) == "RemoveDatanode dn1"
+    assert describe(RetirePipeline(partition=3, reason="", generation=2)) == "RetirePipeline 3"

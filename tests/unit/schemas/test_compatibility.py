@@ -198,7 +198,7 @@ def test_a_request_type_may_be_added_but_not_taken_away():
     )
     assert unsafe_change(newer, older) == []
     newer, older = changed("Request", lambda schema: body(schema).pop())
-    assert any("RepairQuota" in one for one in unsafe_change(newer, older))
+    assert any("RemoveDatanode" in one for one in unsafe_change(newer, older))
 
 
 def test_a_request_type_that_is_there_obeys_the_rules():

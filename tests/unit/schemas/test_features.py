@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,16 +19,20 @@ from schemas.records.messages import (
     SHARD_COMMANDS,
     SNAPSHOT_REQUESTS,
     CommitReserved,
+    CreatePipeline,
     CreateVolume,
     ExpireOpenKeys,
     PreparedRequest,
     PurgeBlocks,
     PutKey,
     ReleaseBlocks,
+    RemoveDatanode,
     RepairQuota,
     Request,
     RequestBody,
     ReserveBlocks,
+    RetirePipeline,
+    SetDatanodeState,
 )
 from schemas.records.rows import Acl, BlockLocation, KeyInfo
 
@@ -181,6 +186,31 @@ def test_a_repair_of_quotas_is_of_its_own_level():
     )
     assert features.level_of_command(body) == features.level_of_type("RepairQuota") == features.DELETION_GRACE
     assert decode(encode_at(request(body), features.DELETION_GRACE)) == request(body)
+    with pytest.raises(Unencodable):
+        encode_at(request(body), features.LISTED_SUMS)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        CreatePipeline(partition=0, members=[], generation=2), RetirePipeline(partition=0, reason="", generation=1),
+        SetDatanodeState(datanode="dn1", state="DECOMMISSIONED", changed_at_ms=5),
+    ],
+    ids=lambda body: type(body).__name__,
+)  # fmt: skip
+def test_a_request_that_names_a_row_is_of_the_level_that_can_say_it(body: RequestBody):
+    """Without the name it is as before, so that a node of older software may lead until finalize."""
+    without: Any = {features.NAMING[type(body)]: 0}
+    unnamed = replace(body, **without)
+    assert features.level_of_command(unnamed) == features.DATANODES
+    assert decode(encode_at(request(unnamed), features.DATANODES)) == request(unnamed)
+    assert features.level_of_command(body) == features.DELETION_GRACE
+    assert decode(encode_at(request(body), features.DELETION_GRACE)) == request(body)
+
+
+def test_a_removal_of_datanodes_is_of_its_own_level():
+    body = RemoveDatanode(datanode="dn1")
+    assert features.level_of_command(body) == features.level_of_type("RemoveDatanode") == features.DELETION_GRACE
     with pytest.raises(Unencodable):
         encode_at(request(body), features.LISTED_SUMS)
 

@@ -67,6 +67,7 @@ OF_BUCKET: list[m.RequestBody] = [
 FOR_ADMINISTRATORS: list[m.RequestBody] = [
     m.CreateVolume(volume="vol2"), i.CreateUser(user="mallory"), i.RotateUser(user="mallory", overlap_ms=0), i.RemoveUser(user="mallory"),
     m.CreatePipeline(partition=0, members=[]), m.PurgeBlocks(shard=0, rows=[b"r"]), m.SetDatanodeState(datanode="dn", state="IN_SERVICE"),
+    m.RetirePipeline(partition=0, reason=""), m.RemoveDatanode(datanode="dn"),
 ]  # fmt: skip
 
 

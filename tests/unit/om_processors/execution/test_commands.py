@@ -173,6 +173,7 @@ def test_set_request_mode():
             for name in ("CreatePipeline", "RetirePipeline", "SetDatanodeState", "PurgeBlocks")
         ),
         ("ExpireOpenKeys", features.OPEN_KEY_EXPIRY),
+        ("RemoveDatanode", features.DELETION_GRACE),
     ],
 )
 def test_requests_that_the_log_cannot_hold_yet_get_no_mode(name: str, level: int):

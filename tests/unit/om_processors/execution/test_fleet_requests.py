@@ -15,7 +15,7 @@ from schemas.codecs.codec import decode_as, encode
 from schemas.codecs.registry import registry
 from schemas.column_families import DELETED_TABLE, KEY_TABLE, OPEN_KEY_TABLE
 from schemas.datanode_states import DATANODE_STATES
-from schemas.features import OPERATIONS, PIPELINE_GENERATIONS
+from schemas.features import DELETION_GRACE, OPERATIONS, PIPELINE_GENERATIONS
 from schemas.records.datanode import Member
 from schemas.records.messages import (
     CommitKey,
@@ -23,6 +23,7 @@ from schemas.records.messages import (
     CreatePipeline,
     DeleteKey,
     PurgeBlocks,
+    RemoveDatanode,
     RequestBody,
     RetirePipeline,
     SetDatanodeState,
@@ -43,8 +44,8 @@ def create(partition: int = 0, *names: str) -> CreatePipeline:
     return CreatePipeline(partition=partition, members=[member(name) for name in names or ("dn1", "dn2", "dn3")])
 
 
-def state(datanode: str, wanted: str) -> SetDatanodeState:
-    return SetDatanodeState(datanode=datanode, state=wanted)
+def state(datanode: str, wanted: str, changed_at_ms: int = 0) -> SetDatanodeState:
+    return SetDatanodeState(datanode=datanode, state=wanted, changed_at_ms=changed_at_ms)
 
 
 def test_a_pipeline_is_created_and_retired():
@@ -60,6 +61,36 @@ def test_a_pipeline_is_created_and_retired():
     world.do(RetirePipeline(partition=0, reason="again"))
     assert world.tables.rows() == before
     assert world.writes == []
+
+
+def test_a_late_retirement_ends_no_later_generation():
+    """The process that decided it stood still; another leader retired the pipeline, and opened it again."""
+    world = World()
+    world.do(create(0))
+    late = RetirePipeline(partition=0, reason="dn1 is dead", generation=1)
+    world.do(late)
+    world.do(replace(create(0), generation=2))
+    refused = world.refusal(late)
+    assert (refused.status, refused.message) == ("INVALID_REQUEST", "pipeline-0 is of generation 2, not 1")
+    assert tables.pipelines(world.tables)[0].state == "OPEN"
+    for generation in (-1, 3):
+        assert world.refusal(replace(late, generation=generation)).status == "INVALID_REQUEST"
+    world.do(replace(late, generation=2))
+    world.do(replace(late, generation=2))
+    assert world.writes == [], "it is closed already"
+
+
+def test_a_late_creation_opens_no_later_generation():
+    world = World()
+    assert "the next generation of pipeline-0 is 1, not 2" in world.refusal(replace(create(0), generation=2)).message
+    world.do(replace(create(0), generation=1))
+    world.do(RetirePipeline(partition=0, reason=""))
+    again = replace(create(0), generation=2)
+    world.do(again)
+    world.do(RetirePipeline(partition=0, reason=""))
+    assert "the next generation of pipeline-0 is 3, not 2" in world.refusal(again).message
+    world.do(create(0))
+    assert tables.pipelines(world.tables)[0].generation == 3, "an operator, and older software, name none"
 
 
 def test_pipelines_are_listed_by_partition():
@@ -148,6 +179,7 @@ def test_before_finalize_no_pipeline_is_opened_again():
         (RetirePipeline(partition=0, reason="x" * 301), "INVALID_REQUEST", "the reason has 301 characters"),
         (state("", "IN_SERVICE"), "INVALID_REQUEST", "1 to 63 characters, not 0"),
         (state("dn1", "GONE"), "INVALID_REQUEST", "state 'GONE' is none of IN_SERVICE"),
+        (RemoveDatanode(datanode=""), "INVALID_REQUEST", "1 to 63 characters, not 0"),
         (PurgeBlocks(shard=0, rows=[]), "INVALID_REQUEST", "1 to 500 rows are purged at once, not 0"),
         (PurgeBlocks(shard=0, rows=[b"%d" % n for n in range(MAX_PURGED_ROWS + 1)]), "INVALID_REQUEST", "not 501"),
         (PurgeBlocks(shard=0, rows=[b"a", b"a"]), "INVALID_REQUEST", "named twice"),
@@ -198,6 +230,30 @@ def test_what_is_reached_must_still_be_wanted():
                 assert f"datanode dn1 is {before}" in world.refusal(state("dn1", after)).message
 
 
+def since_ms(world: World, datanode: str) -> int:
+    row = tables.get_datanode(world.tables, datanode)
+    assert row is not None
+    return row.changed_at_ms
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reached"), [("DECOMMISSIONING", "DECOMMISSIONED"), ("ENTERING_MAINTENANCE", "IN_MAINTENANCE")]
+)
+def test_a_state_that_an_earlier_leaving_reached_is_late(wanted: str, reached: str):
+    """Whoever wipes a datanode that is DECOMMISSIONED would wipe what nobody else has."""
+    world = World()
+    world.do(state("dn1", wanted))
+    late = state("dn1", reached, since_ms(world, "dn1"))
+    world.do(state("dn1", "IN_SERVICE"))
+    assert "datanode dn1 is IN_SERVICE since 0" in world.refusal(late).message
+    world.do(state("dn1", wanted))
+    refused = world.refusal(late)
+    assert (refused.status, since_ms(world, "dn1") > late.changed_at_ms) == ("INVALID_REQUEST", True)
+    assert f"what changed at {late.changed_at_ms} has passed" in refused.message
+    world.do(replace(late, changed_at_ms=since_ms(world, "dn1")))
+    assert [row.state for row in tables.datanodes(world.tables)] == [reached]
+
+
 def test_a_state_that_is_so_already_writes_nothing():
     world = World()
     world.do(state("dn1", "IN_SERVICE"))
@@ -212,6 +268,76 @@ def test_datanodes_with_a_state_are_bounded():
     for number in range(MAX_DATANODES):
         world.do(state(f"dn{number}", "DECOMMISSIONING"))
     assert "256 datanodes have a state" in world.refusal(state("one-more", "DECOMMISSIONING")).message
+    world.do(state("dn7", "IN_SERVICE"))
+    world.do(state("one-more", "DECOMMISSIONING"))
+    assert len(tables.datanodes(world.tables)) == MAX_DATANODES
+
+
+def decommissioned(world: World, datanode: str) -> None:
+    for wanted in ("DECOMMISSIONING", "DECOMMISSIONED"):
+        world.do(state(datanode, wanted))
+    world.gone |= {datanode}
+
+
+def test_a_cluster_may_lose_any_number_of_datanodes_in_its_life():
+    world = World()
+    for number in range(MAX_DATANODES + 44):
+        decommissioned(world, f"dn{number}")
+        world.do(RemoveDatanode(datanode=f"dn{number}"))
+        assert tables.datanodes(world.tables) == []
+    world.do(create(0, "dn0"))
+    assert "datanode dn0 is IN_SERVICE" in world.refusal(RemoveDatanode(datanode="dn0")).message
+
+
+def test_a_datanode_in_service_has_no_row():
+    world = World()
+    world.do(state("dn1", "DECOMMISSIONING"))
+    world.do(state("dn1", "IN_SERVICE"))
+    assert tables.datanodes(world.tables) == []
+    world.level = DELETION_GRACE - 1
+    for wanted in ("DECOMMISSIONING", "IN_SERVICE"):
+        world.do(state("dn1", wanted))
+    assert [row.state for row in tables.datanodes(world.tables)] == ["IN_SERVICE"], "older software keeps it"
+    world.level = DELETION_GRACE
+    world.do(state("dn1", "IN_SERVICE"))
+    assert tables.datanodes(world.tables) == [], "what was kept goes when it is said again"
+
+
+def test_only_who_is_decommissioned_and_gone_is_removed():
+    world = World()
+    removal = RemoveDatanode(datanode="dn1")
+    world.do(create(0))
+    decommissioned(world, "dn1")
+    assert "dn1 is a member of pipeline-0, which is open" in world.refusal(removal).message
+    world.do(RetirePipeline(partition=0, reason=""))
+    world.gone = frozenset()
+    assert "datanode 'dn1' is not gone, as far as this node knows" in world.refusal(removal).message
+    world.gone = frozenset({"dn1"})
+    for wanted in ("IN_SERVICE", "DECOMMISSIONING", "ENTERING_MAINTENANCE"):
+        world.do(state("dn1", wanted))
+        assert f"datanode dn1 is {wanted}: only one that is DECOMMISSIONED" in world.refusal(removal).message
+    decommissioned(world, "dn1")
+    world.do(removal)
+    assert tables.datanodes(world.tables) == []
+    assert "datanode dn1 is IN_SERVICE" in world.refusal(removal).message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        replace(create(), generation=1), RetirePipeline(partition=0, reason="", generation=1),
+        state("dn1", "IN_SERVICE", 1), RemoveDatanode(datanode="dn1"),
+    ],
+    ids=lambda body: type(body).__name__,
+)  # fmt: skip
+def test_before_finalize_no_row_is_named_and_no_datanode_removed(body: RequestBody):
+    """A replica of older software would not read what is named, and close another generation."""
+    world = World()
+    world.do(create(0))
+    world.gone, world.level = frozenset({"dn1"}), DELETION_GRACE - 1
+    refused = world.refusal(body)
+    assert refused.status == "NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION"
+    assert "needs feature level 12, the shard is at 11" in refused.message
 
 
 def test_purging_forgets_what_is_there():

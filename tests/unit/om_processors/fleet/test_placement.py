@@ -92,6 +92,74 @@ def test_a_decommissioned_datanode_that_is_switched_off_is_forgotten():
     assert list(picture.datanodes) == ["dn1", "dn2"], "it is not silent for longer than any may be"
 
 
+def test_a_datanode_that_was_removed_is_no_dead_one():
+    """Its row is gone, so it would be in service; and it was heard once, so it would be dead."""
+    fleet = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=MIN_FREE_BYTES, since_ms=0)
+    fleet.on_heartbeat(heartbeat("dn1"), 0)
+    later_ms = TIMEOUT_MS + 1
+    row = DatanodeRow(datanode="dn1", state=DECOMMISSIONED, changed_at_ms=7)
+    picture = fleet.picture((), [row], later_ms)
+    assert (list(picture.datanodes), list(picture.switched_off)) == ([], ["dn1"])
+    assert (picture.member("dn1").state, picture.member("dn1").changed_at_ms) == (DECOMMISSIONED, 7)
+    removed = fleet.picture((), (), later_ms)
+    assert (list(removed.datanodes), list(removed.switched_off)) == ([], [])
+    fleet.on_heartbeat(heartbeat("dn1"), later_ms)
+    assert fleet.picture((), (), later_ms).datanodes["dn1"].state == IN_SERVICE, "it is back"
+
+
+def test_who_comes_back_before_it_is_removed_is_kept():
+    fleet = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=MIN_FREE_BYTES, since_ms=0)
+    fleet.on_heartbeat(heartbeat("dn1"), 0)
+    fleet.picture((), [DatanodeRow(datanode="dn1", state=DECOMMISSIONED, changed_at_ms=7)], TIMEOUT_MS + 1)
+    fleet.on_heartbeat(heartbeat("dn1"), TIMEOUT_MS + 1)
+    assert list(fleet.picture((), (), TIMEOUT_MS + 1).datanodes) == ["dn1"]
+
+
+def test_gone_is_who_is_decommissioned_and_silent_and_holds_nothing_that_others_lack():
+    row = pipeline_row(0, NAMES, CLOSED)
+    held = container(256)
+
+    def gone(state: str = DECOMMISSIONED, silent_ms: int = TIMEOUT_MS + 1, since_ms: int = 0, **others: Any) -> bool:
+        beats = [heartbeat("dn1", containers=[held])]
+        beats += [heartbeat(name, containers=others.get(name, [held])) for name in ("dn2", "dn3", "dn4")]
+        picture = picture_of(beats, [row], {"dn1": state}, since_ms=since_ms, ages_ms={"dn1": silent_ms})
+        found = placement.GoneDatanodes(picture)
+        assert list(found) == (["dn1"] if "dn1" in found else [])
+        assert len(found) == len(list(found))
+        assert not {"dn2", "dn9", 7} & {one for one in ("dn2", "dn9", 7) if one in found}
+        return "dn1" in found
+
+    assert gone()
+    assert not gone(silent_ms=TIMEOUT_MS), "it may be there"
+    assert not gone(dn4=[]), "two others have its container, and three should"
+    assert not gone(since_ms=NOW_MS - TIMEOUT_MS + 1), "too short a time has been listened"
+    for state in set(DATANODE_STATES) - {DECOMMISSIONED}:
+        assert not gone(state)
+
+
+def test_decisions_name_the_rows_that_they_are_made_on():
+    leaving = [
+        DatanodeRow(datanode="dn1", state=DECOMMISSIONING, changed_at_ms=7),
+        DatanodeRow(datanode="dn4", state=ENTERING_MAINTENANCE, changed_at_ms=8),
+    ]
+    for named in (True, False):
+        fleet = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=MIN_FREE_BYTES, since_ms=0)
+        for name in (*NAMES, "dn4"):
+            fleet.on_heartbeat(heartbeat(name), NOW_MS)
+        is_open = pipeline_row(0, NAMES, generation=3)
+        (retired,) = pipeline_making.retirements(fleet.picture([is_open], leaving, NOW_MS, names_rows=named))
+        assert retired.generation == 3 * named
+        reached = placement.reached(fleet.picture([pipeline_row(0, NAMES, CLOSED)], leaving, NOW_MS, names_rows=named))
+        assert [one.changed_at_ms for one in reached] == [7 * named, 8 * named]
+        row = pipeline_row(0, NAMES, CLOSED, generation=3)
+        again = pipeline_making.new_pipeline(fleet.picture([row], (), NOW_MS, names_rows=named), 3)
+        assert again is not None
+        assert (again.partition, again.generation) == (0, 4 * named)
+        first = pipeline_making.new_pipeline(fleet.picture((), (), NOW_MS, names_rows=named), 3)
+        assert first is not None
+        assert (first.partition, first.generation) == (0, int(named))
+
+
 @pytest.mark.parametrize(
     ("more", "why"),
     [

@@ -22,6 +22,7 @@ from schemas.records.messages import (
     Prepare,
     PurgeBlocks,
     PurgeSnapshots,
+    RemoveDatanode,
     RemoveNode,
     RepairQuota,
     RequestBody,
@@ -42,6 +43,7 @@ BODIES: list[Any] = [
     PurgeBlocks(shard=0, rows=[b"row"]), ExpireOpenKeys(shard=0, modified_before_ms=1, rows=[b"row"]),
     PurgeSnapshots(shard=0, rows=[b"/vol1/bucket1/#1"]), CreateUser(user="alice"), RotateUser(user="alice", overlap_ms=0),
     RemoveUser(user="alice"),
+    RemoveDatanode(datanode="dn1"),
     RepairQuota(volume="vol1", bucket="", update_id=1, kept_bytes=1, counted_bytes=2, kept_names=3, counted_names=4),
 ]  # fmt: skip
 OTHER = ClusterSecret(b"the secret of some other cluster, or none")

@@ -160,7 +160,7 @@ def test_no_block_goes_into_a_container_that_was_seen_closed(steps: list[tuple[s
             container = leader.block(index, pipeline)
             assert pipeline_of(container) == pipeline
             assert container not in leader.closed
-            if not ids.same_window(container, ids.object_id(0, index)):
+            if ids.windows_since(container, ids.object_id(0, index)):
                 assert container in known - ever_closed
             known.add(container)
         elif what == "close":
@@ -175,3 +175,11 @@ def test_no_block_goes_into_a_container_that_was_seen_closed(steps: list[tuple[s
             leader.closed |= known
             ever_closed |= known
         leader.sees(*(known - ever_closed))
+
+
+def test_a_container_whose_batch_became_void_is_left_before_its_window():
+    leader = Leader()
+    assert leader.block(WINDOW) == own(WINDOW)
+    assert leader.block(WINDOW - 1) == own(WINDOW - 1), "the index before the void batch comes again"
+    leader.sees(own(WINDOW - 1))
+    assert leader.block(WINDOW) == own(WINDOW - 1)

@@ -11,6 +11,7 @@ import faust
 import httpx
 import pytest
 
+from om_processors.fleet.core.fleet import Fleet
 from om_processors.serving.consistency import NotReadable
 from om_processors.serving.fleet_api import MAX_CONTAINER_ID, FleetApi
 from om_processors.serving.http_api import Answer, OMHttpApi, answered
@@ -20,11 +21,12 @@ from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.follower import make_app
 from replicated_db.shell.web.scan_threads import ScansBusy
 from schemas.records.messages import CommitKey, CreateBucket, CreateKey, CreateVolume
+from schemas.records.rows import DatanodeRow
 from schemas.sharding import shard_of
 from stratolog.local.ports import free_ports
 from tests.support.local.secret import SECRET
 from tests.support.om.dict_transaction import DictTables
-from tests.support.om.fleets import TIMEOUT_MS, SmallCluster, container
+from tests.support.om.fleets import CLUSTER, TIMEOUT_MS, SmallCluster, container, heartbeat
 from tests.support.om.om_world import World
 from transport.waiting.deadline import Deadline
 from transport.web.http_guard import HttpGuard
@@ -250,7 +252,20 @@ def test_datanodes_are_listed_those_too_that_are_silent(case: Case):
     assert (silent["containers"], silent["pipelines"], silent["faults"], silent["active_streams"]) == (0, [], [], 0)
 
 
+def test_who_is_decommissioned_and_switched_off_is_listed_apart(case: Case):
+    fleet = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=0, since_ms=0)
+    for name in ("dn1", "dn4"):
+        fleet.on_heartbeat(heartbeat(name), 0)
+    rows = [DatanodeRow(datanode="dn4", state="DECOMMISSIONED", changed_at_ms=1)]
+    view: Any = SimpleNamespace(refresh=lambda: fleet.picture((), rows, TIMEOUT_MS + 1))
+    config: Any = SimpleNamespace(datanodes=("dn1", "dn4"))
+    api = FleetApi(config, case.replicas[0], case.fleet._consistency, view)
+    body = case.get(api.datanodes, {"consistency": "stale"})[1]
+    assert ([one["datanode"] for one in body["datanodes"]], body["switched_off"]) == (["dn1"], ["dn4"])
+
+
 def test_without_datanodes_the_lists_are_empty(case: Case):
+    assert case.get(case.without_fleet.datanodes)[1]["switched_off"] == []
     assert case.get(case.without_fleet.datanodes)[1]["datanodes"] == []
     assert case.get(case.without_fleet.pipelines)[1]["pipelines"] == []
     assert case.get(case.without_fleet.container, container="5")[0] == 404
