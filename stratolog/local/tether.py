@@ -14,13 +14,18 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
+def tether(parent: int) -> bool:
+    """Have the kernel kill this process when the thread that forked it ends; False if ``parent`` has ended already."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    return os.getppid() == parent
+
+
 def main() -> None:
     """Ask for SIGKILL at the parent's end, then become the program."""
     parent, *command = sys.argv[1:]
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != int(parent):
-        return  # the parent ended before the kernel was asked
+    if not tether(int(parent)):
+        return
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -30,8 +30,7 @@ from stratolog.drills.kit.faults import LostLeader, lose_leader
 from stratolog.drills.kit.journal_file import JournalTail, read_journal
 from stratolog.drills.kit.session import Session
 from stratolog.local.kafka import LONG_RUN_JVM, QUICK_START_JVM, Listener
-from stratolog.local.processes import Process, log_tail, spawn, wait_until
-from tests.chaos import forks
+from stratolog.local.processes import Process, log_tail, spawn
 from tests.chaos.judge import judge
 from tests.support.faults.netns import Network
 from tests.support.faults.stack_faults import fresh_volume
@@ -183,7 +182,6 @@ class Chaos:
             if not process.wait(STOP_CLIENT_S):
                 raise AssertionError(f"client {number} does not end\n{self.client_log()}\n{self.stack.logs()}")
         self.clients.clear()
-        wait_until(lambda: not forks.are_left(self._folder / "journals"), STOP_CLIENT_S)
         found = [read_journal(path) for path in sorted((self._folder / "journals").glob("*.journal"))]
         return [journal for journal in found if journal is not None]
 

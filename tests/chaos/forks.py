@@ -1,7 +1,7 @@
 """A client process that forks under load: parent and child go on with the one client, each with a journal of its own.
 
 A child writes for FORK_S as the parent does, and reads. It ends by turns in one of three ways: it closes the client; it
-ends at once with every answer told and nothing closed; SIGKILL with requests in flight. The judge reads the journals of
+ends at once with every answer told and nothing closed; SIGKILL with requests in flight. It dies with its parent. The judge reads the journals of
 all. A child whose client has the parent's id, or that fails, ends with another status, which its parent journals.
 """
 
@@ -21,6 +21,7 @@ from producers import Client
 from stratolog.drills.kit.core.journal import COMMIT, key_of
 from stratolog.drills.kit.journal_file import JournalFile
 from stratolog.drills.kit.writer import ChainWriter
+from stratolog.local.tether import tether
 
 FORK_S = 1.5
 """How long a child writes."""
@@ -34,18 +35,6 @@ WAYS = (CLOSED, LEFT, KILLED)
 def journal_of(parent: Path, number: int) -> Path:
     """Return the journal of a child, named with its parent's."""
     return parent.with_name(f"{parent.stem}-fork-{number}.journal")
-
-
-def are_left(journals: Path) -> bool:
-    """Return whether a child still runs: a killed parent leaves it. Its pid is in a file beside its journal."""
-    return any(_runs(int(file.read_text() or 0)) for file in journals.glob("*.pid"))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return pid > 0 and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 class Forks:
@@ -62,7 +51,7 @@ class Forks:
         self._every_s = every_s
         self._rate = rate
         self._stop = threading.Event()
-        self._children: list[int] = []
+        self._ends: list[int] = []
         self._thread = threading.Thread(target=self._run, name="forks")
 
     def __enter__(self) -> Self:
@@ -78,27 +67,32 @@ class Forks:
         self._stop.set()
         if self._every_s:
             self._thread.join()
-        ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in self._children]
-        for wrong in [end for end in ends if end not in (0, -signal.SIGKILL)]:
+        for wrong in [end for end in self._ends if end not in (0, -signal.SIGKILL)]:
             self._lines.on_refused(key_of(self._client.client_id.hex(), 0), COMMIT, f"a fork ended with {wrong}")
 
     def _run(self) -> None:
+        children: list[int] = []
         for number in count(1):
             if self._stop.wait(self._every_s):
-                return
-            parents = self._client.client_id
+                break
+            parents, parent = self._client.client_id, os.getpid()
             if pid := os.fork():
-                self._children.append(pid)
+                children.append(pid)
             else:
-                _child(self._client, parents, journal_of(self._journal, number), self._place, self._rate, number)
+                journal = journal_of(self._journal, number)
+                _child(self._client, parents, parent, journal, self._place, self._rate, number)
+        # Here, since children are tethered to the thread that forked them.
+        self._ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
 
 
-def _child(client: Client, parents: bytes, journal: Path, place: tuple[str, str], rate: float, number: int) -> None:
-    """Write in a forked process, and end it."""
+def _child(
+    client: Client, parents: bytes, parent: int, journal: Path, place: tuple[str, str], rate: float, number: int
+) -> None:  # fmt: skip
+    """Write in a forked process, and end it; ``parents`` is the client id of the process ``parent``."""
     status = 1
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the campaign's word is for the parent
-        journal.with_suffix(".pid").write_text(str(os.getpid()))
+        if not tether(parent):
+            os._exit(status)
         if client.client_id == parents:
             raise RuntimeError("a forked client has its parent's id")
         writer = ChainWriter(
