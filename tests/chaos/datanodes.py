@@ -1,11 +1,12 @@
 """Kill and pause datanodes, leaders and clients at random while files are written, and read every acknowledged one back from every replica.
 
-    python -m tests.chaos.datanodes --kills 100 [--writers 3] [--seed 1]
+    python -m tests.chaos.datanodes --kills 100 [--writers 3] [--seed 1] [--dead-half]
 
 Four datanodes, two pipelines over them, a broker, and client processes that write files of known contents in all ways of committing. A client
 journals a file when its ``close`` has returned: that is what *acknowledged* means. Each round kills (or stops for a while) a datanode, a pipeline's
 leader, two datanodes at once, or a client, and goes on when files are acknowledged again. At the end all run, the clients finish, and each
 block of each acknowledged file is read from every member of its pipeline. *Lost*: a replica does not have it. *Wrong*: it has other bytes.
+With ``--dead-half`` there are three datanodes with one pipeline, and each round has one of them dead for half of its time: nobody can replace it.
 Each client also writes some keys again and again with writers of which most fail, and which are closed all the same (``failing_writers``).
 *Replaced*: such a key does not hold its old bytes, or its fully acknowledged new ones.
 
@@ -38,6 +39,8 @@ from tests.support.local.stack import LocalKafka
 from tests.support.sdk.key_world import KIB, MIB, KeyWorld
 
 PIPELINES = {1: ["dn1", "dn2", "dn3"], 2: ["dn4", "dn3", "dn2"]}
+ONE_PIPELINE = {1: ["dn1", "dn2", "dn3"]}
+"""Of the campaign in which one of three datanodes is dead for half of the time."""
 MIN_FILE_BYTES, MAX_FILE_BYTES = 1, 5 * MIB
 PIECE_BYTES = 100 * KIB
 LONGEST_PAUSE_S = 4.0
@@ -66,11 +69,11 @@ class Fleet:
         ]
 
 
-def write_files(number: int, addresses: dict[str, str], path: Path) -> None:
+def write_files(number: int, addresses: dict[str, str], pipelines: dict[int, list[str]], path: Path) -> None:
     """Write files until SIGTERM, one after the other, and journal each that is acknowledged."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    fleet: Any = Fleet(PIPELINES, addresses)
+    fleet: Any = Fleet(pipelines, addresses)
     world = KeyWorld(fleet, number=number)
     chance = random.Random(number)
     overwriter = Overwriter(world, number, random.Random(-number))
@@ -101,8 +104,9 @@ def write_files(number: int, addresses: dict[str, str], path: Path) -> None:
 class Campaign:
     """Faults, one after the other, on datanodes that clients write to."""
 
-    def __init__(self, nodes: Datanodes, folder: Path, *, writers: int, seed: int) -> None:
+    def __init__(self, nodes: Datanodes, folder: Path, *, writers: int, seed: int, dead_half: bool = False) -> None:
         self.nodes = nodes
+        self._dead_half = dead_half
         self.hit: Counter[str] = Counter()
         self._folder = folder
         self._chance = random.Random(seed)
@@ -115,7 +119,12 @@ class Campaign:
         self._started += 1
         addresses = json.dumps({name: self.nodes.address(name) for name in self.nodes.names})
         command = [sys.executable, "-m", "tests.chaos.datanodes", "--client", str(self._started)]
-        command += ["--addresses", addresses, "--journal", str(self._journal(self._started))]
+        command += ["--dead-half"] * self._dead_half + [
+            "--addresses",
+            addresses,
+            "--journal",
+            str(self._journal(self._started)),
+        ]
         log = self._folder / "logs" / f"writer{self._started}.log"
         self._writers.append(spawn(command, log=log, detached=False, cwd=ROOT))
 
@@ -138,8 +147,10 @@ class Campaign:
     def round(self) -> None:
         """Inject one fault, undo it, and wait until files are acknowledged again."""
         nodes, chance = self.nodes, self._chance
-        what = chance.choice(DUE)
-        if what == "client":
+        what = "half" if self._dead_half else chance.choice(DUE)
+        if what == "half":
+            self._have_one_dead()
+        elif what == "client":
             self._writers.pop(chance.randrange(len(self._writers))).kill()
             self._start_writer()
             self.hit["client kills"] += 1
@@ -155,9 +166,18 @@ class Campaign:
         before = len(self.acknowledged())
         nodes.wait("files are acknowledged again", lambda: len(self.acknowledged()) > before, PROGRESS_S)
 
+    def _have_one_dead(self) -> None:
+        """Have one datanode dead for a while, and then alive for as long."""
+        victim, begun_s = self._victims("datanode")[0], time.monotonic()
+        self.hit[f"{victim} dead"] += 1
+        self.nodes.kill(victim)
+        time.sleep(self._chance.uniform(0, LONGEST_PAUSE_S))
+        self.nodes.start(victim)
+        time.sleep(time.monotonic() - begun_s)
+
     def _victims(self, what: str) -> list[str]:
         if what == "leader":
-            return [self.nodes.wait_leader(self._chance.choice(list(PIPELINES)))]
+            return [self.nodes.wait_leader(self._chance.choice(list(self.nodes.pipelines)))]
         return self._chance.sample(self.nodes.names, 2 if what == "two" else 1)
 
     def finish(self) -> None:
@@ -192,14 +212,15 @@ class Campaign:
                 yield "divergent", str(error)
 
 
-def run(folder: Path, *, kills: int, writers: int, seed: int) -> dict[str, Any]:
+def run(folder: Path, *, kills: int, writers: int, seed: int, dead_half: bool = False) -> dict[str, Any]:
     """Run a campaign and return its figures."""
     with ExitStack() as started:
         kafka = started.enter_context(LocalKafka(folder / "kafka"))
-        nodes = started.enter_context(Datanodes(folder, kafka, count=4))
-        for partition, names in PIPELINES.items():
+        pipelines = ONE_PIPELINE if dead_half else PIPELINES
+        nodes = started.enter_context(Datanodes(folder, kafka, count=3 if dead_half else 4))
+        for partition, names in pipelines.items():
             nodes.open_pipeline(partition, names)
-        campaign = Campaign(nodes, folder, writers=writers, seed=seed)
+        campaign = Campaign(nodes, folder, writers=writers, seed=seed, dead_half=dead_half)
         try:
             for number in range(1, kills + 1):
                 campaign.round()
@@ -227,16 +248,21 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20, help="faults to inject")
     parser.add_argument("--writers", type=int, default=3, help="client processes")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--dead-half", action="store_true", help="one of three datanodes is dead for half of the time")
     parser.add_argument("--client", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--addresses", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--journal", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.client is not None:
-        write_files(options.client, options.addresses, options.journal)
+        write_files(
+            options.client, options.addresses, ONE_PIPELINE if options.dead_half else PIPELINES, options.journal
+        )
         return 0
 
     def body(folder: Path) -> tuple[dict[str, Any], bool]:
-        figures = run(folder, kills=options.kills, writers=options.writers, seed=options.seed)
+        figures = run(
+            folder, kills=options.kills, writers=options.writers, seed=options.seed, dead_half=options.dead_half
+        )
         return figures, not any(figures[kind] for kind in PROBLEMS)
 
     return 0 if run_campaign("tests.chaos.datanodes", {}, body, "datanodes") else 1
