@@ -50,7 +50,7 @@ class StreamServer:
     ) -> None:  # fmt: skip
         """Bind ``host:port`` (0 = a free port, see ``port``) and begin to accept; with ``tls``, TLS alone.
 
-        ``block_tokens`` judges the tokens of whoever needs some; without it nobody does. ``brokers_id`` is that of the
+        ``block_tokens`` judges the tokens of those who need some; without it nobody does. ``brokers_id`` is that of the
         datanode's brokers; who is at others is refused.
 
         Raises OSError if the address cannot be bound.

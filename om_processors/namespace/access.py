@@ -221,7 +221,7 @@ def _set_volume(view: ReadView, caller: Caller, body: SetVolumeProperty) -> None
 
 
 def _set_bucket(view: ReadView, caller: Caller, body: SetBucketProperty) -> None:
-    """As in Ozone: whoever may write keys is held by the quotas, and does not lift them."""
+    """As in Ozone: a user who may write keys is held by the quotas, and does not lift them."""
     if _changes_quotas(body):
         require_ownership(view, caller, body.volume, body.bucket)
     else:

@@ -36,7 +36,7 @@ MEMBERS = frozenset({Role.OM, Role.DATANODE})
 ADMINISTRATORS = frozenset({Role.OM, Role.ADMIN, Role.DASHBOARD})
 """Roles whose holders may do what the cluster's secret allows (decision 0033)."""
 READERS = ADMINISTRATORS | MEMBERS
-"""Roles whose holders read all that nodes hold, whoever may do what: members and operators."""
+"""Roles whose holders read all that nodes hold, whatever users may do: members and operators."""
 
 
 class WrongPeer(ValueError):

@@ -1,6 +1,6 @@
 """The HTTP server of the audit's metrics: ``GET /metrics``.
 
-In clear it is for whoever reaches it. Where the cluster speaks TLS, so does this server, and it answers those alone who
+In clear it is for all who reach it. Where the cluster speaks TLS, so does this server, and it answers those alone who
 show a certificate of the cluster's authority.
 """
 

@@ -161,7 +161,7 @@ class GuardedServer(PythonServer):  # type: ignore[misc] # py4j has no types
         return made
 
     def is_proven(self, sock: socket.socket, stream: BinaryIO) -> bool:
-        """Hear a proof; say whether it is right. Whoever is slow, silent or displaced has given none."""
+        """Hear a proof; say whether it is right. A peer that is slow, silent or displaced has given none."""
         try:
             sock.settimeout(PROOF_S)
             command, given, end = (stream.readline(MOST_PROOF_BYTES) for _ in range(3))
@@ -190,7 +190,7 @@ class GuardedConnection(ClientServerConnection):  # type: ignore[misc] # py4j ha
         self._server = server
 
     def wait_for_commands(self) -> None:
-        """Take calls from whoever has proved that it is Spark's Java; hang up on all others."""
+        """Take calls from a peer that has proved that it is Spark's Java; hang up on all others."""
         if self._server.is_proven(self.socket, self.stream):
             super().wait_for_commands()
         else:

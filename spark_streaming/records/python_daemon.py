@@ -6,10 +6,10 @@
   forgets those archives before each task; when one is asked for a module it is found again, in the list read before.
 * The libraries that each worker needs are imported once, before it is forked: workers end when they were idle for a
   minute, so an audit that wakes up had paid for that each time. Their memory is shared as well.
-* PySpark forks for whoever connects to its port, and waits for the proof in the fork, for ever. A fork here waits for
+* PySpark forks for all who connect to its port, and waits for the proof in the fork, for ever. A fork here waits for
   ``PROOF_S``, and takes as many bytes as a proof has; with MOST_WORKERS there nobody else is taken.
 * A worker waits for Spark's answers about its state for STATE_ANSWER_S. PySpark waits for ever: Spark's port for them
-  hears whoever connects first, and a stranger who does would hold the micro-batch up.
+  hears the peer that connects first, and a stranger would hold the micro-batch up.
 * What is there by then is left out of later collections of garbage: there is one after each task.
 """
 

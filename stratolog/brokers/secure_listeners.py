@@ -36,12 +36,12 @@ OPERATOR = "operator"
 """Name of the administrator as whom the local stack's commands ask."""
 
 LOGIN_BYTES = 16 * 1024
-"""Most bytes that a broker takes in one piece from whoever has not logged in, and so allocates: Kafka's default is 512
+"""Most bytes that a broker takes in one piece from a peer before its login, and allocates: Kafka's default is 512
 KiB. SCRAM's messages have some hundred."""
 NEW_CONNECTIONS_S = 100
 """Connections that a listener accepts in a second, on average over ten: a handshake costs a broker a millisecond."""
 IDLE_MS = 120_000
-"""A connection on which nothing is said for so long ends, whoever it is."""
+"""A connection on which nothing is said for so long ends, a member's too."""
 CONNECTIONS_PER_HEAP_MIB = 1
 """Connections of a listener for each MiB of a broker's heap: a stranger's takes 0.1 MiB of it, and there are three
 listeners."""

@@ -200,7 +200,7 @@ def locked(data_dir: Path, who: str = "") -> Iterator[None]:
         handle.truncate(0)
         handle.write(who)
         handle.flush()
-        yield  # the word stays: between its end and the lock's a command that waits would take the lock for a command's
+        yield  # the word stays: without it a waiting command would refuse
 
 
 def _is_taken(handle: IO[str]) -> bool:

@@ -8,7 +8,7 @@ Three kinds of death are somebody's purpose, and are left alone:
 - ``up``, ``down`` and all commands that start or stop a process hold the stack's lock meanwhile.
 
 A death is judged under the stack's lock, from a state that was read under it, and the drill's lock is looked at after
-that: whoever killed on purpose still holds a lock then, or has started the process again, or has left it dead.
+that: a command that killed on purpose still holds a lock then, or has started the process again, or has left it dead.
 
 It ends when it is told to, when the stack's state is gone (``down``), and at once if another one is at work.
 """
@@ -63,7 +63,7 @@ class Supervisor:
             return False
         if not self._are_dead(known):
             return True
-        # Whoever holds the lock starts or stops something: what is dead then is looked at again.
+        # The lock's holder starts or stops something: what is dead then is looked at again.
         with suppress(UserError), state.locked(self._data_dir, who=state.SUPERVISOR):
             known = state.read_state(self._data_dir)
             if known is None:

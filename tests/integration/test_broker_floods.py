@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -62,6 +63,14 @@ def flooding(address: str, context: ssl.SSLContext | None, said: bytes, ended: t
         one.close()
 
 
+def client_of(secure: SecureStack, user: str, **times_ms: Any) -> Client:
+    """Return the client of a user at the brokers, who signs as the operator."""
+    return Client(
+        secure.servers, kafka=secure.user(user), tls=secure.tls(user),
+        credentials=operator_credentials(secure.settings.secret()), **times_ms,
+    )  # fmt: skip
+
+
 def test_a_flood_without_a_login_ends_no_broker_and_halves_nobodys_rate(secure: SecureStack) -> None:
     """1,200 at a time: some announce half a MiB, some are silent behind their handshake, some in the middle of one."""
     broker = psutil.Process(secure.member("broker-1").process.pid)
@@ -73,10 +82,7 @@ def test_a_flood_without_a_login_ends_no_broker_and_halves_nobodys_rate(secure: 
         (secure.node_servers, context, (2**31 - 1).to_bytes(4, "big")),
     ]  # fmt: skip
     numbers = itertools.count()
-    with Client(
-        secure.servers, kafka=secure.user("alice"), tls=secure.tls("alice"), deadline_ms=60_000,
-        credentials=operator_credentials(secure.settings.secret()),
-    ) as client:  # fmt: skip
+    with client_of(secure, "alice", deadline_ms=60_000) as client:
         client.create_volume("flooded")
         client.create_bucket("flooded", "bucket")
 
@@ -99,20 +105,14 @@ def test_a_flood_without_a_login_ends_no_broker_and_halves_nobodys_rate(secure: 
     assert secure.member("broker-1").process.is_running()
     assert sum(during) / len(during) >= before / 2, (before, during)
     assert most_mib < HEAP_MIB[1] + BESIDE_HEAP_MIB
-    with Client(
-        secure.servers, kafka=secure.user("bob"), tls=secure.tls("bob"), deadline_ms=200_000, connect_timeout_ms=200_000,
-        credentials=operator_credentials(secure.settings.secret()),
-    ) as client:  # fmt: skip
+    with client_of(secure, "bob", deadline_ms=200_000, connect_timeout_ms=200_000) as client:
         client.put_key("flooded", "bucket", "afterwards", b"x")
 
 
 def test_records_that_grow_end_no_broker(secure: SecureStack) -> None:
     """A user's compressed records: topics are uncompressed, so the broker unpacks what it takes."""
     broker = secure.member("broker-1").process
-    with Client(
-        secure.servers, kafka=secure.user("alice"), tls=secure.tls("alice"), deadline_ms=120_000,
-        credentials=operator_credentials(secure.settings.secret()),
-    ) as client:  # fmt: skip
+    with client_of(secure, "alice", deadline_ms=120_000) as client:
         client.create_volume("grown")
         client.create_bucket("grown", "bucket")
         numbers = itertools.count()

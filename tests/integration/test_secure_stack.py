@@ -378,7 +378,7 @@ def strangers_hear(secure: SecureStack) -> set[str]:
 
 
 def ask_spark(address: tuple[str, int]) -> bytes:
-    """Return what is said to a whole request of Spark's RPC, of whoever has not proved itself: a serialized object."""
+    """Return what is said to a whole request of Spark's RPC, of an unproven peer: a serialized object."""
     body = b"\x00\x00\x09endpoint1\xac\xed\x00\x05t\x00\x04EVIL"
     request = b"\x03" + (1).to_bytes(8, "big") + len(body).to_bytes(4, "big") + body
     return heard_at(address, (len(request) + 8).to_bytes(8, "big") + request)

@@ -1,6 +1,6 @@
 """docs/security.md: every threat, and every sentence, has a test that exists and would fail without it.
 
-Whoever changes a sentence finds the tests that hold it, and a new one needs some: ``security_sentences.txt`` has them.
+A changed sentence shows the tests that hold it, and a new one needs some: ``security_sentences.txt`` has them.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ OPEN_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 FOREIGN_SITES = frozenset({"cross-site", "same-site"})
 """``Sec-Fetch-Site`` of requests that a page of another origin makes."""
 OPEN_PATHS = re.compile(r"/health|/status|/metrics")
-"""The state of the process: no name of an object, a user or a group. On a TLS server for whoever is known."""
+"""The state of the process: no name of an object, a user or a group. On a TLS server for those who are known."""
 AUDITOR_PATHS = re.compile(r"/v1/shards/[0-9]{1,9}/rows")
 """What the running audit reads, and nothing else: rows of a digest's bucket, by which it names keys."""
 MAX_PORT_DIGITS = 5

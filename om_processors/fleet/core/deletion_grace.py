@@ -1,4 +1,4 @@
-"""The grace of deleted blocks: a key that was replaced or deleted can still be read by whoever has it open.
+"""The grace of deleted blocks: a key that was replaced or deleted can still be read by a reader that has it open.
 
 Rules:
     - The blocks of a committed key stay for ``deleted_block_grace_ms`` after the key was replaced or deleted. Time is

@@ -67,7 +67,7 @@ class Restarts:
         return replace(self, died_s=now_s, failures=self.failures + 1, why=why[:MAX_WHY_CHARACTERS])
 
     def on_life(self) -> Restarts:
-        """Note that it runs, by whoever has started it."""
+        """Note that it runs; another process may have started it."""
         return replace(self, started_s=max(self.started_s, self.died_s)) if self.is_dead else self
 
 

@@ -589,7 +589,7 @@ def test_a_datanode_whose_folder_is_gone_ends_and_says_so(make: Make, monkeypatc
 
 
 def test_rows_of_a_datanode_are_not_for_clients(tmp_path: Path):
-    """They hold chunks of small blocks: whoever has no token for a block would have its bytes."""
+    """They hold chunks of small blocks: a peer without a token for a block would have its bytes."""
     tls = Certified(tmp_path / "authority").tls("dn1", Role.DATANODE)
     guard = module.guard_of(config_of(tmp_path, "127.0.0.1:1", tls=tls))
     headers = {"Host": "127.0.0.1:1"}

@@ -240,7 +240,7 @@ def since_ms(world: World, datanode: str) -> int:
     ("wanted", "reached"), [("DECOMMISSIONING", "DECOMMISSIONED"), ("ENTERING_MAINTENANCE", "IN_MAINTENANCE")]
 )
 def test_a_state_that_an_earlier_leaving_reached_is_late(wanted: str, reached: str):
-    """Whoever wipes a datanode that is DECOMMISSIONED would wipe what nobody else has."""
+    """An operator wipes a datanode that is DECOMMISSIONED, and would wipe what nobody else has."""
     world = World()
     world.do(state("dn1", wanted))
     late = state("dn1", reached, since_ms(world, "dn1"))

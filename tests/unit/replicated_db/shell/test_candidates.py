@@ -236,15 +236,22 @@ def test_a_good_candidate_passes(checking: Checking):
     assert checking.slept == []
 
 
-class EndsBefore:
-    """A log whose end is told by a broker that is behind."""
+class Around:
+    """A log that another one is around."""
 
-    def __init__(self, log: Any, end: int) -> None:
+    def __init__(self, log: Any) -> None:
         self._log = log
-        self._end = end
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)
+
+
+class EndsBefore(Around):
+    """A log whose end is told by a broker that is behind."""
+
+    def __init__(self, log: Any, end: int) -> None:
+        super().__init__(log)
+        self._end = end
 
     def bounds(self) -> tuple[int, int]:
         return 0, self._end
@@ -285,15 +292,12 @@ def test_a_flagged_candidate(checking: Checking, source: RocksNode, tmp_path: Pa
         checking.check()
 
 
-class Silent:
+class Silent(Around):
     """A log that does not answer for so many questions."""
 
     def __init__(self, log: Any, times: float) -> None:
-        self._log = log
+        super().__init__(log)
         self.left = times
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._log, name)
 
     def bounds(self) -> Any:
         self.left -= 1
